@@ -27,7 +27,7 @@ def free_port():
 
 
 class Engine:
-    """Lists one model and answers chats that never end; notes when whoever asked is gone."""
+    """Lists one model and answers chats that never end; records when the client has disconnected."""
 
     def __init__(self):
         self.gone = asyncio.Queue()

@@ -31,7 +31,7 @@ def free_port():
 
 
 def post(port, path, body):
-    """The seconds until the first event with a token, and who answered; the rest is not waited for."""
+    """The seconds until the first event with a token, and the worker that answered; the rest is not read."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     began = time.perf_counter()
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})

@@ -41,7 +41,7 @@ class Described(unittest.TestCase):
         for mock in mocks:
             cls.addClassCleanup(mock.stop)
         start(mocks)
-        # Whoever is made up must be given up soon: a probe of a host that there is not takes its time.
+        # Invented hosts must fail quickly: a probe of a host that does not exist takes long.
         cls.gateway = Gateway(mocks, "fleet_cost", "--set", "health.timeout=1s")
         cls.addClassCleanup(cls.gateway.stop)
 

@@ -29,7 +29,7 @@ ATTACKS = {
     "a signed length": LINE + HOST + b"content-length: +%d\r\n\r\n" % len(BODY) + BODY,
     "two codings": LINE + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS,
     "a coding twice": LINE + HOST + CHUNKED * 2 + b"\r\n" + CHUNKS,
-    "a coding nobody knows": LINE + HOST + b"transfer-encoding: xchunked\r\n\r\n" + CHUNKS,
+    "an unknown coding": LINE + HOST + b"transfer-encoding: xchunked\r\n\r\n" + CHUNKS,
     "a coding in HTTP/1.0": LINE.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n" + CHUNKS,
     "a tab before the coding's colon": LINE + HOST + b"transfer-encoding\t: chunked\r\n\r\n" + CHUNKS,
     "a folded coding": LINE + HOST + b"transfer-encoding:\r\n chunked\r\n\r\n" + CHUNKS,

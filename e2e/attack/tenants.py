@@ -1,9 +1,9 @@
-"""Two tenants who are kept apart, one of whom tries everything: paths, bodies, fields, forged tokens.
+"""Two isolated tenants, one of which attacks with paths, bodies, fields and forged tokens.
 
     e2e/attack/tenants.py [--requests 1000000] [--seed 1]
 
 An engine of this program's own looks at what reaches it: never a path that is on no list, never a body without the salt of
-the tenant who sent it, never another tenant's salt. Prints how many requests were sent, answered and seen; ends with 1 when
+the tenant that sent it, never another tenant's salt. Prints how many requests were sent, answered and seen; ends with 1 when
 one was wrong. The seed that is printed makes the same requests again.
 """
 
@@ -51,7 +51,7 @@ def mangled(rng, path):
 
 
 def body(rng, number):
-    """A body that says who knows what of salts."""
+    """A body with arbitrary salts."""
     prompt = f"{number} {rng.random()}"
     said = {"model": "mock", "prompt": prompt, "input": prompt, "messages": [{"role": "user", "content": prompt}]}
     guesses = [hashlib.sha256(b"bob").hexdigest(), "bob", "", None, 7, {"a": 1}, TENANTS["bob"]]
@@ -75,7 +75,7 @@ def body(rng, number):
 
 
 class Judge:
-    """What reaches the engine, held against who sent it: each request has its sender's name in a field."""
+    """Requests that reach the engine, compared with their senders: each request has its sender's name in a field."""
 
     def __init__(self):
         self.salts, self.wrong, self.seen = {}, [], Counter()
@@ -108,7 +108,7 @@ class Judge:
 async def sender(arena, rng, numbers, statuses):
     reader = writer = None
     for number in numbers:
-        # Bob is the victim, who sends what everybody sends.
+        # Bob is the victim and sends ordinary requests.
         who = "bob" if number % 50 == 0 else "ann"
         if who == "bob":
             path, text, method = "/v1/completions", json.dumps({"model": "mock", "prompt": str(number)}).encode(), "POST"

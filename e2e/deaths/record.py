@@ -351,7 +351,7 @@ def client_gone(server):
 
 
 def preempting(engine):
-    """Requests that together need more KV cache than there is: nobody sees a failure, all are slower."""
+    """Requests that together need more KV cache than there is: no request fails, all are slower."""
     server = made(engine, 0, **made_small(engine))
     server.wait_ready()
     try:

@@ -1,4 +1,4 @@
-"""Load generators that people have already, unmodified, against the gateway in front of mock engines.
+"""Common load generators, unmodified, against the gateway in front of mock engines.
 
     e2e/venv.sh loadgens/aiperf && e2e/venv.sh loadgens/inference-perf && e2e/vllm/setup.sh
     python3 e2e/loadgens/test_loadgens.py -v

@@ -306,7 +306,7 @@ class Deployed(unittest.TestCase):
             self.assertLessEqual(span.end_time_unix_nano, root.end_time_unix_nano)
         self.assertLess(abs(root.start_time_unix_nano / 1e9 - time.time()), 600)
         failed = [span for _, span in self.collector.spans if span.status.code == 2]
-        self.assertTrue(failed, "the worker that was killed failed somebody")
+        self.assertTrue(failed, "the killed worker failed a request")
 
     def test_logs_are_objects_and_requests_have_their_ids_in_them(self):
         lines = [json.loads(line) for line in self.gateway.log.read_text().splitlines()]

@@ -36,7 +36,7 @@ class WithFleet(unittest.TestCase):
         until("the ledger is zero", lambda: self.gateway.in_flight() == (0, 0, 0))
 
     def narrow_gateway(self):
-        """Another one, that takes one request at a time and lets nobody wait."""
+        """Another one, that accepts one request at a time and queues none."""
         narrow = Gateway(
             [self.engine], "round_robin", "--max-concurrent-requests", "1", "--queue-size", "0",
             # Nobody is told to come again later than this.

@@ -15,7 +15,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-# Unversioned symbols can belong to anybody: these are CUDA's.
+# Unversioned symbols may belong to any library: these are CUDA's.
 CUDA_NAME = re.compile(r"_*(cu([A-Z]|blas|da|dnn|fft|file|pti|rand|solver|sparse)|n(ccl|vrtc|vshmem|vtx))")
 # Libraries of the C and C++ runtimes, which every machine has.
 SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp))\.so")

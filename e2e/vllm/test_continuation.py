@@ -3,7 +3,7 @@
     e2e/vllm/setup.sh && e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
 
 One of two servers is killed (-9) in the middle of streams of every kind. With greedy decoding, the text, the ids, the end
-and the usage that a client gets must be those of a stream that nobody broke.
+and the usage that a client gets must be those of a stream that did not break.
 """
 
 import json

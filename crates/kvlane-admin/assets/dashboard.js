@@ -11,7 +11,7 @@ const MAP_FROM = 13;
 
 const $ = id => document.getElementById(id);
 
-// === Making elements ===
+// === Elements ===
 
 function make(tag, traits = {}, ...children) {
   const element = document.createElement(tag);
@@ -40,7 +40,7 @@ function setClass(element, name) {
   if (element.getAttribute("class") !== name) element.setAttribute("class", name);
 }
 
-// === Words and figures ===
+// === Formatting ===
 
 const whole = new Intl.NumberFormat("en");
 
@@ -86,16 +86,16 @@ function ago(span) {
 function plural(n, one, many = one + "s") { return `${whole.format(n)} ${n === 1 ? one : many}`; }
 
 /** A worker's name without the scheme. */
-function short(name) { return name === null || name === undefined ? "a worker that has left" : name.replace(/^https?:\/\//, ""); }
+function short(name) { return name === null || name === undefined ? "a removed worker" : name.replace(/^https?:\/\//, ""); }
 
 const STATES = {
   serving: "serving", draining: "draining", leaving: "leaving", joining: "not probed yet", failing: "does not answer", down: "down",
 };
 const TRUST = {
-  exact: ["exact", "Known from its KV events, and predictions hold"],
-  degraded: ["degraded", "Known from its KV events, but recent predictions were wrong"],
-  approximate: ["approximate", "Known from dispatched requests"],
-  load_only: ["load only", "Its cache is not known: only its load counts"],
+  exact: ["exact", "Known from KV events; predictions are accurate"],
+  degraded: ["degraded", "Known from KV events; recent predictions were wrong"],
+  approximate: ["approximate", "Estimated from dispatched requests"],
+  load_only: ["load only", "Cache content unknown; placed by load only"],
 };
 const BREAKERS = { closed: "closed", open: "open", half_open: "half-open" };
 const FEEDS = { absent: "none", refused: "refused", syncing: "catching up", live: "live" };
@@ -121,7 +121,7 @@ const page = {
   costs: [],
 };
 
-// === Asking ===
+// === Requests to the gateway ===
 
 class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -193,10 +193,10 @@ async function tick() {
 
 function trouble(error) {
   const silent = !(error instanceof Refused);
-  const since = page.answeredAt ? ` What is shown is as of ${clock(page.answeredAt)}.` : "";
+  const since = page.answeredAt ? ` The data shown is from ${clock(page.answeredAt)}.` : "";
   const what = silent && (error.name === "TimeoutError" || error instanceof TypeError)
     ? "The gateway does not answer."
-    : `Something is wrong: ${error.message}.`;
+    : `The data cannot be read: ${error.message}.`;
   if ($("app").hidden) {
     $("gate").hidden = false;
     setText($("gate-why"), what);
@@ -237,7 +237,7 @@ function close(error) {
   tiles.clear();
   $("gate").hidden = false;
   $("gate-why").className = error && tried ? "wrong" : "";
-  setText($("gate-why"), error && (tried || error.status === 403) ? error.message : "This gateway shows its fleet to operators.");
+  setText($("gate-why"), error && (tried || error.status === 403) ? error.message : "This gateway needs an operator's key.");
   $("gate-key").value = "";
   $("gate-key").focus();
 }
@@ -254,7 +254,7 @@ $("leave").addEventListener("click", () => {
   close(null);
 });
 
-// === What is kept ===
+// === Kept data ===
 
 function keepHistory(told) {
   const fresh = page.history ?? { newest: 0, ends: {}, pools: new Map() };
@@ -308,7 +308,7 @@ function pool() { return page.fleet.pools.find(pool => pool.model === page.model
 function past() { return page.history?.pools.get(page.model) ?? {}; }
 function last(values) { return values?.length ? values.at(-1) : null; }
 
-// === Showing ===
+// === Rendering ===
 
 function show() {
   const models = page.fleet.pools.map(pool => pool.model);
@@ -327,7 +327,7 @@ function show() {
   const who = page.fleet.you.name ? `${page.fleet.you.name}, ${page.fleet.you.role}` : page.fleet.you.may_change ? "no key needed" : page.fleet.you.role;
   setText($("about"), `kvlane ${page.fleet.version} · up ${seconds(page.fleet.now_s)} · ${who}`);
   const mean = page.costs.reduce((sum, cost) => sum + cost, 0) / Math.max(1, page.costs.length);
-  setText($("cost"), page.costs.length ? `an update takes ${mean.toFixed(1)} ms of this browser` : "");
+  setText($("cost"), page.costs.length ? `an update takes ${mean.toFixed(1)} ms in this browser` : "");
 }
 
 function showModels(models) {
@@ -363,7 +363,7 @@ function showSummary(all) {
   const serving = states.serving ?? 0;
   if (page.fleet.configuration.problem) parts.push(`the configuration was rejected: ${page.fleet.configuration.problem}`);
   if (page.fleet.stopping) parts.push("the gateway is stopping");
-  const rest = all.length === 0 ? "No endpoint yet" : serving === all.length ? `All ${plural(serving, "endpoint")} serving` : `${serving} of ${plural(all.length, "endpoint")} serving`;
+  const rest = all.length === 0 ? "No endpoint" : serving === all.length ? `All ${plural(serving, "endpoint")} serving` : `${serving} of ${plural(all.length, "endpoint")} serving`;
   setText($("summary"), [rest, ...parts].join(" · "));
   setClass($("summary"), bad ? "trouble" : "");
   const mark = bad ? "● " : "";
@@ -414,10 +414,10 @@ function showTiles(all) {
   const shed = Object.values(now?.shed ?? {}).reduce((sum, value) => sum + value, 0);
   tile("Requests", count(last(rows.requests)), "/s", `${count(last(rows.output_tokens))} output tokens/s`, recent("requests"));
   tile("Time to first token", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
-  tile("From cache", share(last(cached.values)), `of prompt tokens, ${cached.name}`, others.join(" · "), cached.values.slice(-n));
+  tile("Cached prompt tokens", share(last(cached.values)), cached.name, others.join(" · "), cached.values.slice(-n));
   tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
-  tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "no endpoint reports", recent("kv_usage_ratio"));
-  tile("Waiting", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} shed since the start`, recent("queued"));
+  tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "not reported", recent("kv_usage_ratio"));
+  tile("Queued", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} rejected since the start`, recent("queued"));
 }
 
 /** The share of prompt tokens from caches, by source. Engines' counters are read with their probes. */
@@ -624,7 +624,7 @@ function openCharts() {
       { name: "p90", of: column("ttft_p90_s"), look: "c1" },
       { name: "p99", of: column("ttft_p99_s"), look: "c2" },
     ] }),
-    new Chart({ title: "Prompt from cache", unit: share, top: 1, series: fromCache }),
+    new Chart({ title: "Cached share of prompt tokens", unit: share, top: 1, series: fromCache }),
     new Chart({ title: "Requests per second", unit: count, stack: true, columns: () => page.history?.ends ?? {}, series: [
       { name: "answered", of: column("answered"), look: "c1" },
       { name: "refused", of: column("refused"), look: "c2", seldom: true },
@@ -654,10 +654,10 @@ const COLUMNS = [
   { name: "Endpoint", by: row => row.name },
   { name: "Load in tokens", by: row => row.of?.context_tokens ?? -1, wide: true },
   { name: "KV use", by: row => row.of?.reported?.kv_usage_ratio ?? -1 },
-  { name: "Holds", by: row => holds(row.of)?.tokens ?? -1 },
-  { name: "Trust", by: row => ["load_only", "approximate", "degraded", "exact"].indexOf(row.of?.knowledge) },
+  { name: "Cached", by: row => holds(row.of)?.tokens ?? -1 },
+  { name: "Knowledge", by: row => ["load_only", "approximate", "degraded", "exact"].indexOf(row.of?.knowledge) },
   { name: "Breaker", by: row => ["closed", "half_open", "open"].indexOf(row.of?.breaker?.state) },
-  { name: "Feed, its lag", by: row => row.of?.feed?.lag_s ?? -1 },
+  { name: "Feed lag", by: row => row.of?.feed?.lag_s ?? -1 },
   { name: "Decode step", by: row => row.of?.rates?.decode_step_s ?? -1 },
   { name: "Last 90 s", by: null },
 ];
@@ -732,14 +732,14 @@ function ailment({ worker, of }) {
     case "down": return ["bad", worker.problem ? `down: ${worker.problem}` : "down"];
     case "failing": return ["bad", `does not answer (${worker.failed_probes} of ${page.fleet.probes.failure_threshold} probes failed)`];
     case "joining": return ["off", "not probed yet"];
-    case "leaving": return ["off", "leaves when its last request has ended"];
+    case "leaving": return ["off", "is removed when its last request ends"];
     case "draining": return ["off", "draining"];
   }
   if (of?.breaker?.state === "open") return ["warn", "its circuit breaker is open"];
   if (of?.breaker?.state === "half_open") return ["warn", "its circuit breaker allows one request"];
   if (worker.parity.state === "mismatch") return ["warn", "counts tokens differently from the gateway"];
   if (of?.busy_for_s) return ["warn", `busy, it says, for ${seconds(of.busy_for_s)}`];
-  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its KV event feed is refused"];
+  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its KV event feed cannot be used"];
   return ["", ""];
 }
 
@@ -781,7 +781,7 @@ function showFleet(all) {
   setText($("fleet-note"), [plural(all.length, "endpoint"), ...words, page.model ?? "", pool()?.policy ?? ""].filter(Boolean).join(" · "));
   $("fleet-empty").hidden = all.length > 0;
   $("fleet-scroll").hidden = all.length === 0;
-  setText($("fleet-empty"), page.fleet.you.may_change ? "No endpoint serves yet. Add one, or list workers in the configuration." : "No endpoint serves yet.");
+  setText($("fleet-empty"), page.fleet.you.may_change ? "No endpoint is serving. Add one, or list workers in the configuration." : "No endpoint is serving.");
 }
 
 function order(all, body) {
@@ -857,7 +857,7 @@ function showDecisions() {
   const of = page.decisions.filter(decision => decision.model === page.model);
   const list = $("decision-list");
   const kept = pool()?.decisions_kept;
-  setText($("decisions-note"), kept === 0 ? "routing.receipts is 0: none are kept" : "why did a request go there?");
+  setText($("decisions-note"), kept === 0 ? "routing.receipts is 0: none are kept" : "the last requests, and why each was placed where it was");
   const scrolled = list.scrollTop;
   // While the user has scrolled away from the newest entry, the list does not change.
   if (scrolled < 40 || list.childElementCount === 0) {
@@ -927,20 +927,20 @@ function showWhy(decision) {
   whyShown = mark;
   const order = ranked(decision);
   const [picked, second] = order;
-  const said = make("p", { class: "said" }, "Sent to ", make("b", {}, short(decision.worker)), `: ${decision.reason_text}. `,
-    `It was expected to hold ${whole.format(decision.overlap_tokens)} of the prompt's ${whole.format(decision.prompt_tokens)} tokens`);
+  const said = make("p", { class: "said" }, "Placed on ", make("b", {}, short(decision.worker)), `: ${decision.reason_text}. `,
+    `Predicted to be cached there: ${whole.format(decision.overlap_tokens)} of ${whole.format(decision.prompt_tokens)} prompt tokens`);
   said.append(decision.prompt_tokens ? ` (${share(decision.overlap_tokens / decision.prompt_tokens)}). ` : ". ");
   if (second) {
-    said.append("The runner-up was ", make("b", {}, short(second.worker)), `, which holds ${whole.format(second.overlap_tokens)}`);
+    said.append("Next best: ", make("b", {}, short(second.worker)), `, with ${whole.format(second.overlap_tokens)} cached`);
     said.append(picked.cost !== null && second.cost !== null
-      ? ` and would have cost ${cost(second.cost)} where the pick cost ${cost(picked.cost)}${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
-      : ` and had ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)}.`);
+      ? ` and a cost of ${cost(second.cost)} against ${cost(picked.cost)} for the pick${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
+      : ` and ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)} for the pick.`);
   } else said.append("There was no other candidate.");
   const traits = [
     `request ${decision.request}`, clock(moment(decision.at_s)), `policy ${decision.policy}`,
     decision.session && `conversation ${decision.session}`, decision.tenant && `tenant ${decision.tenant}`,
     decision.priority !== 0 && `priority ${decision.priority}`, decision.attempt > 0 && `attempt ${decision.attempt + 1}`,
-    `about ${whole.format(decision.expected_output_tokens)} output tokens expected`, page.chosen?.request === decision.request && "held: choose it again to go on",
+    `about ${whole.format(decision.expected_output_tokens)} output tokens expected`, page.chosen?.request === decision.request && "pinned: select it again to unpin",
   ].filter(Boolean);
   const costs = order.map(row => row.cost).filter(value => value !== null && value !== undefined);
   const dearest = Math.max(...costs, 1e-12);
@@ -950,7 +950,7 @@ function showWhy(decision) {
     width(filled, part);
     return make("div", { class: "meter" }, make("span", { class: "track", "aria-hidden": "true" }, filled), make("span", { class: "value" }, value));
   };
-  const head = ["Candidate", "Holds of it", "In flight", "To compute", timed && "First token", costs.length && "Cost"].filter(Boolean);
+  const head = ["Candidate", "Cached", "In flight", "To prefill", timed && "First token", costs.length && "Cost"].filter(Boolean);
   const body = order.map((row, n) => make("tr", { class: row.worker === decision.worker ? "picked" : "" },
     make("td", {}, short(row.worker), row.worker === decision.worker ? make("span", { class: "tag" }, "picked") : n === 1 && make("span", { class: "tag second" }, "runner-up")),
     make("td", {}, bar(decision.prompt_tokens ? row.overlap_tokens / decision.prompt_tokens : 0, count(row.overlap_tokens)), ),
@@ -1028,14 +1028,14 @@ function noteChanges() {
       if (now.state !== before.state) {
         const words = {
           down: [`${now.name} is down${now.problem ? `: ${now.problem}` : ""}`, "is-bad"], failing: [`${now.name} does not answer`, "is-bad"],
-          draining: [`${now.name} drains`, ""], leaving: [`${now.name} leaves`, ""], joining: [`${now.name} joins`, ""], serving: [`${now.name} serves`, "is-good"],
+          draining: [`${now.name} is draining`, ""], leaving: [`${now.name} is being removed`, ""], joining: [`${now.name} was added`, ""], serving: [`${now.name} is serving`, "is-good"],
         };
         noteChange(...words[now.state]);
       }
       if (now.breaker !== before.breaker && now.breaker && before.breaker) noteChange(`${now.name}: breaker ${BREAKERS[now.breaker]}`, now.breaker === "open" ? "is-bad" : "");
-      if (now.trust !== before.trust && now.trust && before.trust) noteChange(`${now.name}: trust ${TRUST[before.trust][0]} → ${TRUST[now.trust][0]}`, now.trust === "exact" ? "is-good" : "is-warn");
+      if (now.trust !== before.trust && now.trust && before.trust) noteChange(`${now.name}: cache knowledge ${TRUST[before.trust][0]} → ${TRUST[now.trust][0]}`, now.trust === "exact" ? "is-good" : "is-warn");
     }
-    for (const [id, before] of page.before) if (!here.has(id) && before.state) noteChange(`${before.name} has left`, "");
+    for (const [id, before] of page.before) if (!here.has(id) && before.state) noteChange(`${before.name} was removed`, "");
   } else if ($("changes").childElementCount === 0) noteChange("Opened", "");
   page.before = here;
 }
@@ -1072,22 +1072,22 @@ function showSheet() {
       ["State", STATES[worker.state]],
       ["Requests in flight", `${whole.format(of.requests)}, ${whole.format(of.prefilling)} before their first token`],
       ["Tokens in flight", whole.format(of.context_tokens)],
-      ["Still to compute", `${whole.format(of.prefill_tokens)} prompt tokens`],
+      ["Prefill tokens in flight", `${whole.format(of.prefill_tokens)}`],
       ["It reports", reported ? `${whole.format(reported.running)} running, ${whole.format(reported.waiting)} waiting, ${seconds(reported.age_s)} ago` : "nothing"],
       ["Prefill, as learned", `${count(of.rates.prefill_tokens_per_second)} tokens/s`],
-      ["Decode step, as learned", seconds(of.rates.decode_step_s)],
+      ["Decode step (learned)", seconds(of.rates.decode_step_s)],
     ]), make("h3", {}, "Cache"), facts([
       ["KV use", reported ? share(reported.kv_usage_ratio) : "–"],
       ["KV capacity", reported?.kv_capacity_tokens ? `${whole.format(reported.kv_capacity_tokens)} tokens` : "–"],
-      ["Holds", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "by its KV events" : "by dispatched requests"}` : "–"],
-      ["Trust", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
-      ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "nothing to compare yet"],
-      ["Recently", `${share(of.precision)} of predicted tokens were cached, ${share(of.recall)} of cached tokens were predicted`],
-      ["Counts tokens", `${worker.parity.state}${worker.parity.why ? `: ${worker.parity.why}` : ""}`],
+      ["Cached", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "by its KV events" : "by dispatched requests"}` : "–"],
+      ["Cache knowledge", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
+      ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "no answer compared yet"],
+      ["Accuracy", `${share(of.precision)} of predicted tokens were cached, ${share(of.recall)} of cached tokens were predicted`],
+      ["Token counts", `${worker.parity.state}${worker.parity.why ? `: ${worker.parity.why}` : ""}`],
     ]), make("h3", {}, "Event feed"), facts(of.feed ? [
       ["State", FEEDS[of.feed.state] + (of.feed.problem ? `: ${of.feed.problem}` : "")],
       ["Lag", seconds(of.feed.lag_s)], ["Last event", of.feed.last_event_age_s === null ? "–" : ago(of.feed.last_event_age_s)],
-      ["Waiting", `${whole.format(of.feed.waiting)} messages`], ["Lost", `${whole.format(of.feed.lost)} messages`],
+      ["Queued", `${whole.format(of.feed.waiting)} messages`], ["Lost", `${whole.format(of.feed.lost)} messages`],
     ] : [["State", "no feed"]]), make("h3", {}, "Breaker"), facts([
       ["State", BREAKERS[of.breaker.state] + (of.breaker.opens_for_s > 0 ? `, for ${seconds(of.breaker.opens_for_s)} more` : "")],
       ["Failures in a row", whole.format(of.breaker.failures)],
@@ -1111,9 +1111,9 @@ function showActions(worker) {
   const buttons = [];
   if (worker.state !== "leaving") {
     buttons.push(worker.state === "draining"
-      ? make("button", { onclick: () => act(`Resume ${name}?`, `Requests are placed there again.${several}`, "Resume", `workers/${worker.id}`, "PUT", { draining: false }, `${name} takes requests again`) }, "Resume")
-      : make("button", { onclick: () => act(`Drain ${name}?`, `It takes no new requests; those in flight are completed.${several}`, "Drain", `workers/${worker.id}`, "PUT", { draining: true }, `${name} drains`) }, "Drain"));
-    buttons.push(make("button", { onclick: () => act(`Remove ${name}?`, `It drains, and leaves the fleet when its last request has ended.${several}${worker.configured ? " It is named in the configuration: after a restart it is back." : ""}`, "Remove", `workers/${worker.id}`, "DELETE", undefined, `${name} leaves`, true) }, "Remove"));
+      ? make("button", { onclick: () => act(`Resume ${name}?`, `Requests are placed there again.${several}`, "Resume", `workers/${worker.id}`, "PUT", { draining: false }, `${name} accepts requests again`) }, "Resume")
+      : make("button", { onclick: () => act(`Drain ${name}?`, `It takes no new requests; those in flight are completed.${several}`, "Drain", `workers/${worker.id}`, "PUT", { draining: true }, `${name} is draining`) }, "Drain"));
+    buttons.push(make("button", { onclick: () => act(`Remove ${name}?`, `It drains, and is removed when its last request ends.${several}${worker.configured ? " It is named in the configuration: after a restart it is back." : ""}`, "Remove", `workers/${worker.id}`, "DELETE", undefined, `${name} leaves`, true) }, "Remove"));
   }
   actions.replaceChildren(...buttons);
 }
@@ -1125,7 +1125,7 @@ $("sheet").addEventListener("close", () => {
 // A click outside of it.
 $("sheet").addEventListener("click", event => { if (event.target === $("sheet")) $("sheet").close(); });
 
-// === Changing things ===
+// === Changes of the fleet ===
 
 function confirmed(title, text, yes, danger = false) {
   const dialog = $("confirm");
@@ -1158,7 +1158,7 @@ $("new-cancel").addEventListener("click", () => $("new").close());
 $("new-form").addEventListener("submit", async event => {
   event.preventDefault();
   const [url, model, key] = ["new-url", "new-model", "new-key"].map(id => $(id).value.trim());
-  if (!await confirmed(`Add ${short(url)}?`, "It is probed, and requests are placed there as soon as it answers. It is not written to the configuration: after a restart it is gone.", "Add")) return;
+  if (!await confirmed(`Add ${short(url)}?`, "Requests are placed on it after its first successful probe. It is not added to the configuration file: a restart removes it.", "Add")) return;
   try {
     await ask("workers", "POST", { url, ...model && { model }, ...key && { api_key: key } });
     $("new").close();
@@ -1221,7 +1221,7 @@ $("theme").addEventListener("click", () => {
   dress();
 });
 
-// === Begin ===
+// === Start ===
 
 dress();
 $("span").value = String(page.span);

@@ -83,11 +83,11 @@ async fn operate(
     if port == (Port::Clients { loopback: false }) {
         return Err(refused(
             StatusCode::FORBIDDEN,
-            "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
+            "the clients' port serves the admin API only while it listens on loopback: use the metrics port",
         ));
     }
     if method != "GET" {
-        let by = auth::identity(parts).map_or(auth::ANYBODY, |identity| &*identity.name);
+        let by = auth::identity(parts).map_or(auth::ANONYMOUS, |identity| &*identity.name);
         tracing::info!(method, path, by, "admin request");
     }
     let fleet = &*admin.proxy.fleet;

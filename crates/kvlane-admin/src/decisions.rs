@@ -67,7 +67,7 @@ fn number(parts: &Parts, key: &str, range: RangeInclusive<u64>) -> Result<Option
         } else {
             format!("{} to {}", range.start(), range.end())
         };
-        refused(StatusCode::BAD_REQUEST, &format!("{key}={text}: take {most}"))
+        refused(StatusCode::BAD_REQUEST, &format!("{key}={text}: must be {most}"))
     })
 }
 

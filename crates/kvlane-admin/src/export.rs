@@ -133,13 +133,13 @@ impl Sender {
     /// One attempt: the number of rejected spans, and why.
     async fn post(&mut self, config: &Tracing, body: &Bytes) -> Result<(u64, String), Failed> {
         let Some(endpoint) = &config.endpoint else {
-            return Err(Failed { again: false, why: "traces were switched off".into() });
+            return Err(Failed { again: false, why: "trace export was disabled".into() });
         };
         if self.collector.as_ref().is_none_or(|collector| collector.endpoint != *endpoint) {
             self.collector = Some(Collector::at(endpoint, config.timeout)?);
         }
         let Some(Collector { path, client, .. }) = &self.collector else {
-            return Err(Failed { again: false, why: "no collector".into() });
+            return Err(Failed { again: false, why: "no collector is configured".into() });
         };
         let mut fields = format!("content-type: {}\r\n", otlp::CONTENT_TYPE);
         for (name, secret) in &config.headers {
@@ -171,7 +171,7 @@ impl Sender {
 
 /// Why a batch was not accepted.
 struct Failed {
-    /// Whether it is worth another attempt.
+    /// Whether another attempt may succeed.
     again: bool,
     why: String,
 }

@@ -16,7 +16,10 @@ pub(crate) fn since(parts: &Parts) -> Result<Option<Nanos>, ApiError> {
     let Some(text) = query(parts, "since_s") else { return Ok(None) };
     match text.parse::<f64>() {
         Ok(secs) if secs >= 0.0 && secs.is_finite() => Ok(Some(Nanos::from_secs_f64(secs))),
-        _ => Err(refused(StatusCode::BAD_REQUEST, &format!("since_s={text}: take seconds, 0 or more"))),
+        _ => Err(refused(
+            StatusCode::BAD_REQUEST,
+            &format!("since_s={text}: must be a number of seconds, at least 0"),
+        )),
     }
 }
 

@@ -37,7 +37,10 @@ pub(super) async fn add(admin: &Admin, spec: &WorkerSpec) -> Result<Arc<Worker>,
 pub(super) fn find(admin: &Admin, name: &str) -> Result<Arc<Worker>, ApiError> {
     let name = percent_decoded(name);
     admin.controller.find(&name).ok_or_else(|| {
-        refused(StatusCode::NOT_FOUND, &format!("there is no worker '{name}': GET /workers lists them"))
+        refused(
+            StatusCode::NOT_FOUND,
+            &format!("worker '{name}' does not exist: GET /workers lists all workers"),
+        )
     })
 }
 

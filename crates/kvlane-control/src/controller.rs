@@ -9,11 +9,11 @@
 //! pool with one of its endpoints. The state's lock is held until the schedulers are updated, so that two concurrent
 //! changes leave both with the same value.
 
-mod complaints;
 mod names;
-pub mod outside;
-mod questions;
+mod problem_log;
+mod queries;
 mod succession;
+pub mod worker_access;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,8 +38,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::complaints::Complaints;
 use self::names::list_names;
+use self::problem_log::ProblemLog;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;
@@ -172,7 +172,7 @@ impl Controller {
         });
         if worker.spec.url.trim_end_matches('/') != &*worker.url {
             let url = &worker.spec.url;
-            tracing::warn!(url, "worker URLs have no /v1: using {}", worker.url);
+            tracing::warn!(url, "worker URL must not end in /v1: using {}", worker.url);
         }
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
@@ -196,7 +196,7 @@ impl Controller {
         let mut state = worker.state();
         if !state.leaving {
             self.drain(worker.id, &mut state, draining);
-            tracing::info!(worker = %worker.url, draining, "worker draining");
+            tracing::info!(worker = %worker.url, draining, "worker drain state changed");
         }
     }
 
@@ -207,7 +207,7 @@ impl Controller {
             state.leaving = true;
             self.drain(worker.id, &mut state, true);
         }
-        tracing::info!(worker = %worker.url, "worker leaving");
+        tracing::info!(worker = %worker.url, "removing worker after its requests in flight");
         self.leave_if_empty(worker);
         // Workers that were waiting for it to replace them need not wait any longer.
         self.settle_predecessors(worker, true);
@@ -256,7 +256,7 @@ impl Controller {
         for upstreams in self.fleet.upstreams().iter() {
             upstreams.forget(worker.upstream.id);
         }
-        tracing::info!(worker = %worker.url, "worker left");
+        tracing::info!(worker = %worker.url, "worker removed");
     }
 
     /// Whether a worker with this URL exists.
@@ -370,7 +370,7 @@ impl Controller {
             return Arc::clone(pool);
         }
         let pool = Arc::new(self.fleet.new_pool(base));
-        tracing::info!(model = base, policy = pool.policy(), "pool opened");
+        tracing::info!(model = base, policy = pool.policy(), "pool created");
         self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
         pool
     }
@@ -379,7 +379,7 @@ impl Controller {
     async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
         let mut reloads = self.fleet.reloads.watch();
         let (mut probed_at, mut due) = (None, Instant::now());
-        let mut complaints = Complaints::default();
+        let mut problem_log = ProblemLog::default();
         let mut probes = 0u32;
         // One check after each probe: some engines close idle connections and keep running.
         let mut asked = false;
@@ -413,7 +413,7 @@ impl Controller {
                 Err(_) => 0,
             };
             self.judge(&worker, probed, refuses);
-            complaints.look(&worker, Instant::now());
+            problem_log.look(&worker, Instant::now());
             for upstreams in self.fleet.upstreams().iter() {
                 upstreams.sweep(worker.upstream.id);
             }
@@ -425,8 +425,8 @@ impl Controller {
         let path = self.health().path.clone();
         match self.get(worker, &path).await {
             Ok((status, _)) if status.is_success() => {}
-            Ok((status, _)) => return Err(complaints::of_status(worker, &path, status)),
-            Err(error) => return Err(complaints::of_error(&error)),
+            Ok((status, _)) => return Err(problem_log::of_status(worker, &path, status)),
+            Err(error) => return Err(problem_log::of_error(&error)),
         }
         let page = match self.get(worker, "/metrics").await {
             Ok((StatusCode::OK, page)) => page,

@@ -45,7 +45,7 @@ pub struct Sample {
 
 /// How the gateway counts the samples.
 #[derive(Clone, Copy)]
-pub enum Ours<'a> {
+pub enum GatewayCount<'a> {
     /// With this tokenizer.
     Tokenizer(&'a Tokenizer),
     /// Four bytes count as a token.
@@ -220,9 +220,9 @@ pub async fn check(
     for base in bases(names) {
         let counting = fleet.tokenizers.counting(&base.base);
         let ours = match &counting {
-            Counting::Local(local) => Ours::Tokenizer(&local.tokenizer),
-            Counting::Engine => Ours::Theirs,
-            Counting::Estimate => Ours::Estimate,
+            Counting::Local(local) => GatewayCount::Tokenizer(&local.tokenizer),
+            Counting::Engine => GatewayCount::Theirs,
+            Counting::Estimate => GatewayCount::Estimate,
         };
         with_us = with_us.and(compare_all(&engine, base, ours).await);
     }
@@ -372,7 +372,7 @@ fn tell(worker: &Worker, parity: &Parity) {
 }
 
 /// Counts every sample with the gateway and with the engine.
-async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
+async fn compare_all(engine: &Client, served: &ServedName, ours: GatewayCount<'_>) -> Parity {
     let form = engine::tokenize(Some(&served.card));
     let mut parity = Parity::Verified;
     for sample in samples() {
@@ -383,7 +383,7 @@ async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Pa
             && told < listed
         {
             return Parity::Mismatch(format!(
-                "GET /v1/models lists {} with max_model_len {listed}, its {} reports {told}",
+                "GET /v1/models lists {} with max_model_len {listed}, but its {} reports {told}",
                 served.name, form.path
             ));
         }
@@ -408,7 +408,7 @@ pub async fn compare(
     form: &Tokenize,
     model: &str,
     sample: &Sample,
-    ours: Ours<'_>,
+    ours: GatewayCount<'_>,
 ) -> Answer {
     let Tokenize { path, like, .. } = form;
     let body = sample.body(model);
@@ -426,12 +426,12 @@ pub async fn compare(
         Err(problem) => return nothing(Outcome::Silent(problem)),
     };
     let outcome = match ours {
-        Ours::Theirs => Outcome::Same,
-        Ours::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
-        Ours::Estimate => Outcome::Differs(
+        GatewayCount::Theirs => Outcome::Same,
+        GatewayCount::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
+        GatewayCount::Estimate => Outcome::Differs(
             "tokens are estimated, four bytes each: give the model's tokenizer with --tokenizer-path".into(),
         ),
-        Ours::Tokenizer(tokenizer) => {
+        GatewayCount::Tokenizer(tokenizer) => {
             let mut prompt = Prompt::default();
             match tokenizer.prompt(sample.api, &body, date(), &mut prompt) {
                 Err(unknown) => Outcome::Unknown(unknown.to_string()),

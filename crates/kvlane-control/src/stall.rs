@@ -67,7 +67,7 @@ struct Page {
 }
 
 /// An engine's answer.
-enum Said {
+enum EngineAnswer {
     /// The progress figures of its page; none if there was no page.
     Page(Option<u64>),
     /// Whether it has produced a token.
@@ -175,10 +175,10 @@ impl Watched {
                 worker,
                 model,
                 silent_s = silent.as_secs_f64(),
-                "worker stalled: requests are in flight and its engine makes no progress; no requests are placed there \
-                 until it does. Look at the engine's log, or restart it"
+                "worker stalled: its engine makes no progress with requests in flight; no requests are placed on it \
+                 until it does. Check the engine's log, or restart it"
             ),
-            None => tracing::info!(worker, model, "worker makes progress again"),
+            None => tracing::info!(worker, model, "worker recovered from a stall"),
         }
     }
 
@@ -200,12 +200,12 @@ impl Watched {
     }
 
     /// Processes its answer.
-    fn hear(&mut self, now: Nanos, said: Said) {
+    fn hear(&mut self, now: Nanos, said: EngineAnswer) {
         self.asking = false;
         match said {
-            Said::Page(None) | Said::Token(false) => {}
-            Said::Token(true) => self.endpoint.vitals.hear(now),
-            Said::Page(Some(progress)) => match &mut self.page {
+            EngineAnswer::Page(None) | EngineAnswer::Token(false) => {}
+            EngineAnswer::Token(true) => self.endpoint.vitals.hear(now),
+            EngineAnswer::Page(Some(progress)) => match &mut self.page {
                 Some(page) if page.progress == progress => page.read = now,
                 before => {
                     if before.is_some() {
@@ -227,7 +227,12 @@ enum Question {
 // === impl Question ===
 
 impl Question {
-    async fn ask(self, upstreams: &Arc<Connections>, pool: &ModelPool, endpoint: &PoolEndpoint) -> Said {
+    async fn ask(
+        self,
+        upstreams: &Arc<Connections>,
+        pool: &ModelPool,
+        endpoint: &PoolEndpoint,
+    ) -> EngineAnswer {
         let worker = &endpoint.worker;
         match self {
             Self::Page => {
@@ -242,9 +247,9 @@ impl Question {
                     PAGE_BYTES_MAX,
                 )
                 .await;
-                let Ok((StatusCode::OK, page)) = page else { return Said::Page(None) };
+                let Ok((StatusCode::OK, page)) = page else { return EngineAnswer::Page(None) };
                 let by_rank = progress(std::str::from_utf8(&page).unwrap_or_default());
-                Said::Page(by_rank.get(&endpoint.number.unwrap_or(0)).copied())
+                EngineAnswer::Page(by_rank.get(&endpoint.number.unwrap_or(0)).copied())
             }
             Self::Token => {
                 let model = worker
@@ -265,7 +270,7 @@ impl Question {
                     TOKEN_BYTES_MAX,
                 )
                 .await;
-                Said::Token(matches!(answer, Ok((StatusCode::OK, _))))
+                EngineAnswer::Token(matches!(answer, Ok((StatusCode::OK, _))))
             }
         }
     }

@@ -25,7 +25,7 @@ pub type AtLeastOne = Bounded<1, 1_000_000_000>;
 
 /// The number is NaN or outside its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("{value} is out of range: take {least} to {most}")]
+#[error("{value} is out of range: must be {least} to {most}")]
 pub struct OutOfBounds {
     /// The number; NaN if the text is not a number.
     pub value: f64,
@@ -143,17 +143,17 @@ mod tests {
     #[test]
     fn what_is_no_number_within_the_bounds_is_refused_with_what_would_be_right() {
         for (text, problem) in [
-            ("NaN", "NaN is out of range: take 0 to 1"),
-            ("inf", "inf is out of range: take 0 to 1"),
-            ("-inf", "-inf is out of range: take 0 to 1"),
-            ("1.5", "1.5 is out of range: take 0 to 1"),
-            ("-0.5", "-0.5 is out of range: take 0 to 1"),
+            ("NaN", "NaN is out of range: must be 0 to 1"),
+            ("inf", "inf is out of range: must be 0 to 1"),
+            ("-inf", "-inf is out of range: must be 0 to 1"),
+            ("1.5", "1.5 is out of range: must be 0 to 1"),
+            ("-0.5", "-0.5 is out of range: must be 0 to 1"),
             ("much", "'much' is not a number"),
         ] {
             assert_eq!(text.parse::<Share>().map_err(|error| error.to_string()), Err(problem.to_owned()));
         }
         assert_eq!("-0".parse(), Ok(Share::of(0.0)));
         let error = serde_json::from_str::<Share>("2").expect_err("above the bound").to_string();
-        assert!(error.contains("2 is out of range: take 0 to 1"), "{error}");
+        assert!(error.contains("2 is out of range: must be 0 to 1"), "{error}");
     }
 }

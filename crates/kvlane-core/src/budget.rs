@@ -61,11 +61,11 @@ mod tests {
     proptest! {
         /// Invariant: Retries stay within what earlier requests earned; a limiter never admits more than it refills.
         ///
-        /// Also held by `nobody_uses_more_than_comes_back`.
+        /// Also held by `no_client_uses_more_than_is_restored`.
         ///
         /// At any times, the number of retries is at most the earned share plus the minimum rate.
         #[test]
-        fn nobody_sends_more_again_than_was_paid_for(
+        fn no_more_retries_are_sent_than_the_budget_allows(
             steps in prop::collection::vec((0u64..3_000, any::<bool>()), 1..400),
             share in 0.0..1.0f64,
             per_second in 0.0..3.0f64,

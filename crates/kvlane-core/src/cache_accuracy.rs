@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_nobody_knew_anything_of_say_nothing() {
+    fn prompts_without_a_prediction_do_not_count() {
         let mut accuracy = live();
         after(&mut accuracy, 3, 800, 800, 0);
         after(&mut accuracy, 100, 0, 0, 0);

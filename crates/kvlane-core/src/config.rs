@@ -32,7 +32,7 @@ pub fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
 /// The field and its range.
 pub fn within<T: Ord + fmt::Display>(field: &str, value: T, least: T, most: T) -> Result<(), ConfigError> {
     if value < least || value > most {
-        return wrong(field, format!("{value} is out of range: take {least} to {most}"));
+        return wrong(field, format!("{value} is out of range: must be {least} to {most}"));
     }
     Ok(())
 }

@@ -381,7 +381,7 @@ mod tests {
     proptest! {
         /// In any interval, a key uses at most the refill of that interval, a minute's worth and one request.
         #[test]
-        fn nobody_uses_more_than_comes_back(
+        fn no_client_uses_more_than_is_restored(
             asks in prop::collection::vec((0u64..20_000, 1u64..200, 0u64..100, any::<bool>()), 1..200),
             per_minute in 1u64..500,
             concurrent_requests in 0u32..4,

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_that_may_only_be_out_of_reach_bar_nobody_until_they_are_found_gone() {
+    fn unreachable_engines_reject_no_prompt_until_they_are_known_to_be_dead() {
         for gone in [true, false] {
             let mut culprits = PoisonPrompts::default();
             for (second, engine) in [(1, A), (2, B)] {
@@ -320,7 +320,7 @@ mod tests {
     /// A fleet in which one prompt kills every engine that it is sent to. The other requests are answered unless their
     /// engine dies first, and are retried elsewhere if it does.
     #[test]
-    fn in_any_crowd_the_killer_is_stopped_after_three_and_nobody_else_is_barred() {
+    fn among_any_requests_the_poison_prompt_is_stopped_after_three_deaths_and_no_other() {
         for seed in 0..2_000 {
             let (mut rng, mut culprits) = (Rng::new(seed), PoisonPrompts::default());
             let (crowd, engines) = (1 + rng.below(12) as u64, 2 + rng.below(4));

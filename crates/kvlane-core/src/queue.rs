@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_then_who_goes_on_then_who_was_served_least_then_who_came_first() {
+    fn order_is_priority_then_continuation_then_least_served_tenant_then_arrival() {
         let mut queue = Queue::new(9);
         push(&mut queue, 0, 0, 1, Lane::New);
         push(&mut queue, 1, 0, 1, Lane::Active);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_idle_has_no_credit() {
+    fn an_idle_tenant_has_no_credit() {
         let mut queue = Queue::new(99);
         (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::Active));
         for _ in 0..10 {
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn when_it_is_full_whoever_ranks_last_makes_room() {
+    fn when_the_queue_is_full_the_lowest_rank_is_rejected() {
         let mut queue = Queue::new(3);
         (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::New), None));
         assert_eq!(push(&mut queue, 3, 0, 1, Lane::New), Some(3), "the new request itself ranks last");

@@ -57,7 +57,7 @@ pub struct SchedulingRequest {
     pub prompt_tokens: u32,
     /// Endpoints that it must not use: they failed it, or lack its adapter. Shared, since the latter are the same for
     /// all requests.
-    #[serde(default = "nobody")]
+    #[serde(default = "no_endpoints")]
     pub excluded: Arc<[EndpointId]>,
     /// How often it has been placed before. A retry does not wait for the pool's in-flight limit, only for an endpoint.
     #[serde(default)]
@@ -95,7 +95,7 @@ impl SchedulingRequest {
         Self {
             id,
             prompt_tokens,
-            excluded: nobody(),
+            excluded: no_endpoints(),
             attempt: 0,
             session: None,
             tenant: None,
@@ -110,7 +110,7 @@ impl SchedulingRequest {
 }
 
 /// The empty list, allocated once.
-pub fn nobody() -> Arc<[EndpointId]> {
+pub fn no_endpoints() -> Arc<[EndpointId]> {
     static NOBODY: LazyLock<Arc<[EndpointId]>> = LazyLock::new(|| Arc::new([]));
     Arc::clone(&NOBODY)
 }

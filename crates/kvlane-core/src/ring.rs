@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_takes_keys_from_all_and_nobody_else_gets_any() {
+    fn a_new_endpoint_takes_keys_from_all_and_no_other_endpoint_gets_any() {
         let (before, after) = (ring(0..8), ring(0..9));
         let moved: Vec<u64> = (0..9000).filter(|&key| owner(&before, key) != owner(&after, key)).collect();
         assert!(moved.iter().all(|&key| owner(&after, key) == 8));

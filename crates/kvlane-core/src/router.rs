@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_counts_as_told_only_where_somebody_will_tell() {
+    fn a_dispatch_counts_as_reported_only_if_the_feed_will_report_it() {
         assert_eq!(predicted_after_dispatch(Feed::Live), [0, 16]);
         assert_eq!(predicted_after_dispatch(Feed::Absent), [0, 0]);
     }
@@ -703,7 +703,7 @@ mod tests {
     /// Invariant: A queued request is placed by the state at its turn, and keeps its turn if no endpoint is
     /// available.
     ///
-    /// Also held by `whoever_is_called_and_finds_nobody_is_the_next_again`.
+    /// Also held by `a_dequeued_request_that_loses_its_slot_is_the_next_again`.
     #[test]
     fn a_prompt_that_waited_is_looked_up_again_and_where_it_went_is_known() {
         let (router, chain) = narrow();
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_stops_waiting_leaves_nothing_behind() {
+    fn a_cancelled_queued_request_leaves_no_state() {
         let (router, chain) = narrow();
         let (mut scratch, mut out) = (Scratch::default(), Vec::new());
         for n in 0..3 {
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn another_configuration_changes_who_may_wait_and_what_may_be_remembered() {
+    fn a_reload_changes_the_queue_and_the_index_limits() {
         let (router, chain) = narrow();
         let (mut scratch, mut out) = (Scratch::default(), Vec::new());
         assert!(router.may_wait());

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_pauses_for_longer_than_is_usual_is_not_active() {
+    fn a_conversation_that_pauses_longer_than_usual_is_not_active() {
         let mut admission = admission(1, 1000);
         (0..20).for_each(|n| turn(&mut admission, n * 9, n * 9 + 1, 1, 100));
         let idle_at = admission.next_deadline().expect("the conversation is idle");

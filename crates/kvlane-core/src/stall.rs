@@ -76,14 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_would_see_is_no_stall_unless_counters_say_so() {
+    fn unobservable_progress_is_no_stall_unless_counters_show_it() {
         let unseen = Expected { is_seen: false, ..STEP };
         assert_eq!(unseen.patience(Counters::Absent), None);
         assert_eq!(unseen.patience(Counters::Still), Some(SILENCE_MIN));
     }
 
     #[test]
-    fn while_nobody_knows_how_fast_engines_are_they_have_longer() {
+    fn until_engine_speeds_are_learned_the_silence_limit_is_longer() {
         let unlearned = Expected { is_learned: false, ..STEP };
         assert_eq!(unlearned.patience(Counters::Absent), None);
         assert_eq!(unlearned.patience(Counters::Still), Some(SILENCE_MIN_UNLEARNED));

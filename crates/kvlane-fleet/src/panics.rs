@@ -58,13 +58,13 @@ fn note(panic: &PanicHookInfo<'_>) {
     // Logging may panic itself, and a second panic in here would abort the process.
     if !NOTING.replace(true) {
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
-        let said = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or("(not shown)");
+        let text = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or("(not shown)");
         let trace = std::backtrace::Backtrace::capture();
         let _ = catch_unwind(AssertUnwindSafe(|| match trace.status() {
             std::backtrace::BacktraceStatus::Captured => {
-                tracing::error!(thread = name, at, said, %trace, "panic; please report it");
+                tracing::error!(thread = name, at, text, %trace, "panic; please report it");
             }
-            _ => tracing::error!(thread = name, at, said, "panic; please report it"),
+            _ => tracing::error!(thread = name, at, text, "panic; please report it"),
         }));
         NOTING.set(false);
     }
@@ -91,7 +91,7 @@ where
 /// whole.
 pub fn guard(name: &str, need: bool, work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        tracing::error!(thread = name, need, "thread panicked");
+        tracing::error!(thread = name, aborts = need, "thread panicked");
         if need {
             std::process::abort();
         }

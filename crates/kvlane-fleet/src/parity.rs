@@ -20,7 +20,7 @@ pub struct Compared {
     /// Tokens of a KV block, if its metrics state it.
     pub block_tokens: Option<u32>,
     /// How its count compares with ours. Whether it agrees with the other members of its pools is not in here: that
-    /// depends on who they are, see [`compare_members`](kvlane_control::parity_check::compare_members).
+    /// depends on those members, see [`compare_members`](kvlane_control::parity_check::compare_members).
     pub with_us: Parity,
 }
 

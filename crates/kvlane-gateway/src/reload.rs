@@ -17,7 +17,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
 
 use kvlane_control::controller::WORKERS_MAX;
-use kvlane_control::controller::outside::check_workers;
+use kvlane_control::controller::worker_access::check_workers;
 use kvlane_fleet::metrics::ReloadLabel;
 use kvlane_fleet::routing::PoolOverride;
 use kvlane_fleet::timings::Timings;
@@ -90,7 +90,7 @@ impl Serving {
     /// Applies another configuration, completely or not at all.
     ///
     /// # Errors
-    /// Why it is invalid; everything stays as it was.
+    /// Why it is invalid; nothing changes.
     pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
         let _turn = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         // The content of these files may have changed.
@@ -100,14 +100,14 @@ impl Serving {
         let unchanged = reloaded == Reloaded::default() && !reads_files;
         self.note_reload(if unchanged { "unchanged" } else { "applied" });
         if !reloaded.needs_restart.is_empty() {
-            tracing::warn!(keys = ?reloaded.needs_restart, "these keys take effect after a restart");
+            tracing::warn!(keys = ?reloaded.needs_restart, "changed keys that take effect only after a restart");
         }
         let Reloaded { changed, joining, leaving, replaced, .. } = &reloaded;
         tracing::info!(?changed, ?joining, ?leaving, ?replaced, "configuration reloaded");
         Ok(reloaded)
     }
 
-    /// Records that a configuration could not be read: everything stays as it was.
+    /// Records that a configuration could not be read: nothing changes.
     pub fn refuse_reload(&self, why: &str) {
         tracing::error!(why, "configuration reload failed; keeping the previous configuration");
         self.fleet.reloads.failed(why);
@@ -134,7 +134,7 @@ impl Serving {
         let most = self.controller.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
             return Err(format!(
-                "workers: there would be {most}, including those that are leaving; {WORKERS_MAX} is the maximum"
+                "workers: there would be {most}, including those that are draining; the maximum is {WORKERS_MAX}"
             ));
         }
         let changed = differences(&running, &next);

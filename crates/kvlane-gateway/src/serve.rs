@@ -19,7 +19,7 @@ use kvlane_admin::history::History;
 use kvlane_admin::history::keep_history;
 use kvlane_control::Controller;
 use kvlane_control::controller::Tasks;
-use kvlane_control::controller::outside::check_workers;
+use kvlane_control::controller::worker_access::check_workers;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
 use kvlane_control::ingest::{Ingest, write_snapshot};

@@ -36,7 +36,7 @@ fn bearer(name: &str) -> String {
 /// printed.
 ///
 /// Also held by `engines_get_the_workers_own_key_and_never_the_clients`,
-/// `keys_are_kept_through_flags_and_shown_to_nobody`.
+/// `keys_are_kept_through_flags_and_never_printed`.
 #[tokio::test]
 async fn a_client_without_a_valid_key_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
@@ -115,11 +115,11 @@ async fn an_extra_path_is_relayed_for_its_role_only() {
 #[test]
 fn a_known_or_ambiguous_path_cannot_be_an_extra_path() {
     for (path, why) in [
-        ("/v1/chat/completions", "relayed already"),
-        ("/v1/files/{}", "relayed already"),
-        ("/workers", "the gateway's own"),
-        ("/workers/{}", "the gateway's own"),
-        ("/v1/models", "the gateway's own"),
+        ("/v1/chat/completions", "relayed by default"),
+        ("/v1/files/{}", "relayed by default"),
+        ("/workers", "served by the gateway itself"),
+        ("/workers/{}", "served by the gateway itself"),
+        ("/v1/models", "served by the gateway itself"),
         ("/v1/%63", "is not a valid path"),
         ("v1/x", "is not a valid path"),
         ("/v1/../x", "is not a valid path"),

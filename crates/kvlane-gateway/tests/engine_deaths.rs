@@ -269,7 +269,7 @@ async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
 /// Invariant: A stalled engine gets no requests until it makes progress; a long prefill counts as progress.
 ///
 /// Also held by `a_long_prefill_that_shows_in_the_engines_counters_is_not_a_stall`,
-/// `an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left`.
+/// `a_stalled_endpoint_gets_no_requests_until_it_recovers_or_all_are_stalled`.
 #[tokio::test]
 async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

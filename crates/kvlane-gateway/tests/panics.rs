@@ -126,7 +126,7 @@ async fn a_feed_whose_task_panics_is_not_trusted_until_a_full_replay() {
     eventually("it panicked", || {
         let seen = endpoints[0].seen();
         seen.state == Feed::Syncing
-            && seen.problem.is_some_and(|problem| problem.contains("read again from the start"))
+            && seen.problem.is_some_and(|problem| problem.contains("resyncing the feed"))
     })
     .await;
     eventually("it is subscribed again", || a.feed.subscriptions() == 2).await;

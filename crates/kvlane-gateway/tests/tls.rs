@@ -351,7 +351,7 @@ fn a_missing_or_invalid_file_is_named_in_the_error() {
     check(&|tls| tls.certificate = Some(pem.clone()), &["tls.private_key"]);
     check(&|tls| tls.private_key = Some(key.clone()), &["tls.certificate"]);
     check(&|tls| tls.client_ca = Some(pem.clone()), &["tls.client_ca", "tls.certificate"]);
-    check(&|tls| tls.upstream_certificate = Some(pem.clone()), &["tls.upstream_certificate", "together"]);
+    check(&|tls| tls.upstream_certificate = Some(pem.clone()), &["tls.upstream_certificate", "or neither"]);
     check(&|tls| tls.upstream_ca = Some("/nowhere/ca.pem".into()), &["tls.upstream_ca", "/nowhere/ca.pem"]);
     check(&|tls| tls.upstream_ca = Some(key.clone()), &["tls.upstream_ca", "no certificate"]);
     check(

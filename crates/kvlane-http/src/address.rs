@@ -45,7 +45,7 @@ impl Address {
     /// # Errors
     /// What is wrong with it, and what to write.
     pub fn parse(url: &str) -> Result<Self, String> {
-        let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is no URL ({error})"))?;
+        let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is not a URL ({error})"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,

@@ -147,7 +147,7 @@ impl Allowed {
             return Err(format!("{address} is not allowed for workers: {why}"));
         }
         if self.elsewhere && leads_here(address) {
-            return Err(format!("{address} is this machine, and the worker is on another one"));
+            return Err(format!("{address} is this machine's, but the worker is on another machine"));
         }
         if !self.networks.is_empty() && !self.networks.iter().any(|network| network.contains(address)) {
             let networks: Vec<String> = self.networks.iter().map(Network::to_string).collect();
@@ -159,19 +159,19 @@ impl Allowed {
 
 /// Networks that no worker is in, and what they are.
 const NEVER: &[(Network, &str)] = &[
-    (v4([0, 0, 0, 0], 8), "it names no machine"),
+    (v4([0, 0, 0, 0], 8), "it is the unspecified address"),
     (v4([100, 100, 100, 200], 32), METADATA),
     (v4([168, 63, 129, 16], 32), METADATA),
     (v4([169, 254, 0, 0], 16), LINK_LOCAL),
     // IETF protocol assignments: NAT64 discovery, DS-Lite, and the metadata service of Oracle's first cloud, 192.0.0.192.
-    (v4([192, 0, 0, 0], 24), "the network is reserved for protocols and clouds' own services"),
-    (v4([192, 88, 99, 0], 24), "it is a relay between IPv6 and IPv4"),
+    (v4([192, 0, 0, 0], 24), "its network is reserved for protocols and for services of clouds"),
+    (v4([192, 88, 99, 0], 24), "it is a 6to4 relay"),
     (v4([224, 0, 0, 0], 4), MANY),
-    (v4([240, 0, 0, 0], 4), "it is reserved or names many machines"),
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), "it names no machine"),
-    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), "what is sent there is discarded"),
+    (v4([240, 0, 0, 0], 4), "it is reserved, or the broadcast address"),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), "it is the unspecified address"),
+    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), "it is a discard-only address"),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), LINK_LOCAL),
-    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), "it is site-local, which has no meaning since 2004"),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), "it is site-local, which RFC 3879 deprecates"),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), MANY),
     // Amazon, Google, Oracle, Scaleway.
     (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), METADATA),
@@ -180,9 +180,9 @@ const NEVER: &[(Network, &str)] = &[
     (v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128), METADATA),
 ];
 
-const METADATA: &str = "a cloud answers for itself there, with credentials among other things";
+const METADATA: &str = "it is a cloud's metadata service, which hands out credentials";
 const LINK_LOCAL: &str = "it is link-local, where clouds hand out credentials";
-const MANY: &str = "it names many machines";
+const MANY: &str = "it is a multicast address";
 
 const fn v4(base: [u8; 4], bits: u8) -> Network {
     let [a, b, c, d] = base;
@@ -218,9 +218,9 @@ pub fn leads_here(address: IpAddr) -> bool {
 /// were converted before.
 fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     let (segments, bits) = (address.segments(), address.to_bits());
-    // The 32 bits behind which so many are left.
+    // The 32 bits that are followed by `rest` bits.
     let at = |rest: u32| (bits >> rest) as u32;
-    // An address that is cut around bits 64 to 71, which are zero: so many of its bits are before them (RFC 6052).
+    // An IPv4 address around bits 64 to 71, which are zero: `before` of its bits precede them (RFC 6052).
     let around = |before: u32| {
         let high = u64::from((bits >> 64) as u32) << (32 - before);
         (high as u32) | (bits << 72 >> (96 + before)) as u32
@@ -240,7 +240,7 @@ fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
         // any network (RFC 5214).
         (plain || translated || nat64 || isatap).then(|| at(0)),
         // NAT64 under a prefix for one's own network (RFC 8215), of 96, 64, 56 or 48 bits. Which of them it is cannot be
-        // told. What is zero in the wrong place is no address that a translator connects to.
+        // known. With zeros in the wrong place, it is no address that a translator connects to.
         own_nat64.then(|| at(0)).filter(is_somewhere),
         own_nat64.then(|| around(0)).filter(is_somewhere),
         own_nat64.then(|| around(8)).filter(is_somewhere),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_adds_a_cloud_as_a_worker() {
+    fn a_cloud_metadata_address_cannot_be_a_worker() {
         let anywhere = Allowed::new(&[network("0.0.0.0/0"), network("::/0")]);
         let refused = |address: IpAddr| {
             assert!(anywhere.check(address).is_err(), "{address}");

@@ -86,7 +86,7 @@ impl Secret {
                 let bytes = std::fs::metadata(path).map_err(cannot)?.len();
                 if bytes > FILE_BYTES_MAX {
                     return Err(format!(
-                        "{} has {bytes} bytes, {FILE_BYTES_MAX} is the most for a secret",
+                        "{} has {bytes} bytes; a secret may have at most {FILE_BYTES_MAX}",
                         path.display()
                     ));
                 }
@@ -169,7 +169,7 @@ impl KeyHash {
     /// The system has no random numbers.
     pub fn new_key() -> Result<(String, Self), String> {
         let mut random = [0; 32];
-        SystemRandom::new().fill(&mut random).map_err(|_| "the system has no random numbers")?;
+        SystemRandom::new().fill(&mut random).map_err(|_| "the system's random number generator failed")?;
         let key = format!("kvl-{}", Self(random).to_hex());
         let hash = Self::of(&key);
         Ok((key, hash))
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_shown_to_nobody_but_read_where_it_is_needed() {
+    fn a_secret_is_never_printed_and_is_read_where_it_is_needed() {
         let secret = Secret::new("sk-1");
         assert_eq!(format!("{secret:?}"), REDACTED);
         assert_eq!(to_value(&secret).expect("JSON"), json!(REDACTED));

@@ -84,7 +84,7 @@ impl Target {
         let mut headers = headers;
         if !headers.contains_key(HOST) {
             let host = HeaderValue::try_from(&*authority);
-            headers.insert(HOST, host.map_err(|_| "its host cannot be a header's value")?);
+            headers.insert(HOST, host.map_err(|_| "its host is not a valid header value")?);
         }
         let path = uri.path().trim_end_matches('/');
         Ok(Self {

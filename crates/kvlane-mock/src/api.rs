@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Shape};
 use crate::config::Settled;
-use crate::deaths::{Came, Ending, Fate};
+use crate::deaths::{ArrivalTime, Ending, Fate};
 use crate::driver::{Driver, End, QueueFull, Ticket};
 use crate::error::ApiError;
 use crate::metrics;
@@ -148,7 +148,7 @@ impl Shared {
         let (stream, prompts, output_tokens_max) = (parsed.stream, parsed.prompts, parsed.output_tokens_max);
         let mut prompt = Prompt::new(seed, rendered, config.engine.block_tokens)
             .filter(|prompt| prompt.tokens > 0)
-            .ok_or_else(|| ApiError::bad_request("the prompt is empty or beyond counting"))?;
+            .ok_or_else(|| ApiError::bad_request("the prompt is empty or too long"))?;
         prompt.key ^= config.seed;
         (prompt.lora, prompt.salt) = (lora, salt);
         Ok(Order { prompt, model, stream, prompts, output_tokens_max })
@@ -164,8 +164,8 @@ impl Shared {
         }
         if wanted > room {
             return Err(ApiError::bad_request(format!(
-                "This model's maximum context length is {max} tokens, but the prompt has {prompt_tokens} and {wanted} \
-                 were asked for; shorten one of them"
+                "This model's maximum context length is {max} tokens, but the prompt has {prompt_tokens} and \
+                 {wanted} were requested; shorten one of them"
             )));
         }
         Ok(wanted)
@@ -198,14 +198,14 @@ impl Shared {
         }
         driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
-            message: format!("{} requests are queued already; try again later", self.config.max_waiting),
+            message: format!("the queue is full with {} requests; try again later", self.config.max_waiting),
         })
     }
 }
 
 // Answers of an engine that has died.
 impl Shared {
-    fn ending(&self, shape: Shape, stream: bool, came: Came) -> &'static Ending {
+    fn ending(&self, shape: Shape, stream: bool, came: ArrivalTime) -> &'static Ending {
         self.fate.get().map_or(&Ending::Silence, |dying| dying.record.ending(shape, stream, came))
     }
 
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// The answer to a request whose answer had not begun.
-    async fn last_words(&self, shape: Shape, stream: bool, came: Came) -> Response {
+    async fn last_words(&self, shape: Shape, stream: bool, came: ArrivalTime) -> Response {
         match self.ending(shape, stream, came) {
             Ending::Reply(reply) => {
                 let kind = HeaderValue::from_str(&reply.content_type)
@@ -265,7 +265,7 @@ async fn generate(
     drop(body);
     if order.prompts > 1 || options.n.is_some_and(|n| n != 1) {
         return Err(ApiError::bad_request(
-            "this mock answers one prompt with one choice; send several requests",
+            "the mock engine answers one prompt with one choice; send several requests",
         ));
     }
     let prompt_tokens = order.prompt.tokens;

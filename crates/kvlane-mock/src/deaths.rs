@@ -98,7 +98,7 @@ pub(crate) struct Reply {
 
 /// Time of a request's arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum ArrivalTime {
     /// Before the death, in the engine.
     Before,
     /// Afterwards, while connections were still accepted.
@@ -108,7 +108,7 @@ pub(crate) enum Came {
 /// One recorded death.
 #[derive(Debug)]
 pub(crate) struct Record {
-    endings: BTreeMap<(Shape, bool, Who), Ending>,
+    endings: BTreeMap<(Shape, bool, CaptureRole), Ending>,
     /// APIs whose streams had a head although the engine had done no work for them.
     heads: Vec<Shape>,
     /// Answers of `/health`, by time.
@@ -143,7 +143,7 @@ pub(crate) struct Dying {
 
 /// The role of a client in a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum CaptureRole {
     /// Sent after the death.
     New,
     /// Sent shortly before, with a long prompt.
@@ -192,7 +192,7 @@ impl FromStr for DeathsLike {
     fn from_str(text: &str) -> Result<Self, String> {
         ENGINES.iter().find(|(_, name)| *name == text).map(|(engine, _)| *engine).ok_or_else(|| {
             let names: Vec<&str> = ENGINES.iter().map(|(_, name)| *name).collect();
-            format!("there are captures of {}", names.join(", "))
+            format!("must be one of {}", names.join(", "))
         })
     }
 }
@@ -282,17 +282,19 @@ impl Record {
             match line.line.as_str() {
                 "cause" => undone = line.at.filter(|at| *at > 0.0).unwrap_or(undone),
                 "client" => {
-                    let (Some(shape), Some(who)) = (Shape::at(&line.api), Who::named(&line.name)) else {
+                    let (Some(shape), Some(who)) = (Shape::at(&line.api), CaptureRole::named(&line.name))
+                    else {
                         continue;
                     };
                     if let Some(at) = line.caused_at() {
                         spoke = Some(spoke.map_or(at, |spoke| spoke.min(at)));
                     }
-                    if who != Who::Begun && line.stream && line.head_at.is_some_and(|at| at < undone) {
+                    if who != CaptureRole::Begun && line.stream && line.head_at.is_some_and(|at| at < undone)
+                    {
                         record.heads.push(shape);
                     }
                     let went_on = line.last_content_at.is_some_and(|at| at > GOES_ON_S);
-                    record.goes_on |= who == Who::Begun && went_on && undone == f64::INFINITY;
+                    record.goes_on |= who == CaptureRole::Begun && went_on && undone == f64::INFINITY;
                     // The first of several alike.
                     record.endings.entry((shape, line.stream, who)).or_insert_with(|| line.ending());
                 }
@@ -324,10 +326,10 @@ impl Record {
     }
 
     /// The fate of such a request.
-    pub(crate) fn ending(&self, shape: Shape, stream: bool, came: Came) -> &Ending {
+    pub(crate) fn ending(&self, shape: Shape, stream: bool, came: ArrivalTime) -> &Ending {
         let whos = match came {
-            Came::Before => [Who::Begun, Who::Reading, Who::New],
-            Came::After => [Who::New, Who::Reading, Who::Begun],
+            ArrivalTime::Before => [CaptureRole::Begun, CaptureRole::Reading, CaptureRole::New],
+            ArrivalTime::After => [CaptureRole::New, CaptureRole::Reading, CaptureRole::Begun],
         };
         let of = |shape| whos.iter().find_map(|who| self.endings.get(&(shape, stream, *who)));
         // An API that the engine does not have is answered like its chats.
@@ -391,9 +393,9 @@ impl Line {
     }
 }
 
-// === impl Who ===
+// === impl CaptureRole ===
 
-impl Who {
+impl CaptureRole {
     fn named(name: &str) -> Option<Self> {
         match name.split(' ').next()? {
             "new" => Some(Self::New),
@@ -466,7 +468,7 @@ mod tests {
         text(send(engine.addr(), "/metrics", "").await).await.1
     }
 
-    /// Waits until so many requests are in the engine.
+    /// Waits until this many requests are in the engine.
     async fn in_engine(engine: &MockEngine, requests: u64) {
         loop {
             let page = page(engine).await;
@@ -585,7 +587,7 @@ mod tests {
     /// when the port closes.
     ///
     /// Also held by `an_engine_out_of_memory_answers_byte_for_byte_as_the_real_one_did`,
-    /// `a_terminated_server_leaves_who_is_in_the_engine_without_a_word_and_refuses_others`,
+    /// `a_terminated_server_never_answers_requests_in_the_engine_and_rejects_others`,
     /// `a_dead_scheduler_says_nothing_until_the_server_follows_it`.
     #[tokio::test]
     async fn a_dead_core_answers_byte_for_byte_as_the_real_one_did() {
@@ -616,7 +618,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_terminated_server_leaves_who_is_in_the_engine_without_a_word_and_refuses_others() {
+    async fn a_terminated_server_never_answers_requests_in_the_engine_and_rejects_others() {
         let capture = lines(DeathsLike::Vllm032, Death::Terminated);
         let begun = client(&capture, "begun stream", APIS[0], true);
         assert_eq!((&begun["events"], &begun["end"]), (&json!([]), &json!("silent")));

@@ -19,7 +19,7 @@ use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::deaths::Came;
+use crate::deaths::ArrivalTime;
 use crate::feed::{Feed, Text};
 use crate::metrics::Histogram;
 use crate::tokens::Prompt;
@@ -30,7 +30,7 @@ pub(crate) enum End {
     Finished,
     Rejected(&'static str),
     /// The engine died.
-    Died(Came),
+    Died(ArrivalTime),
 }
 
 /// Progress of a request.
@@ -168,7 +168,7 @@ impl Driver {
             let id = inner.next_id;
             inner.next_id += 1;
             if inner.dead {
-                lock(&cell).progress.end = Some(End::Died(Came::After));
+                lock(&cell).progress.end = Some(End::Died(ArrivalTime::After));
                 return Ok((id, false));
             }
             if inner.engine.stats().waiting >= self.max_waiting {
@@ -247,7 +247,7 @@ impl Driver {
         self.up_to_date(|inner, _| {
             for (_, slot) in inner.slots.drain() {
                 let mut cell = lock(&slot.cell);
-                cell.progress.end = Some(End::Died(Came::Before));
+                cell.progress.end = Some(End::Died(ArrivalTime::Before));
                 inner.wakers.extend(cell.waker.take());
             }
         });

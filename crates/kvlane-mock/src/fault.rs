@@ -230,10 +230,12 @@ pub(crate) fn control(faults: Arc<Faults>) -> axum::Router {
     // For any content type: people also use curl.
     let cause = async |State(faults): State<Arc<Faults>>, body: Bytes| {
         let fault: Fault = serde_json::from_slice(&body).map_err(|error| {
-            ApiError::bad_request(format!(r#"{error}; a fault is such as {{"fault":"slow","factor":4}}"#))
+            ApiError::bad_request(format!(
+                r#"{error}; expected a fault such as {{"fault":"slow","factor":4}}"#
+            ))
         })?;
         faults.cause(fault).map_err(ApiError::bad_request)?;
-        tracing::info!(?fault, "told");
+        tracing::info!(?fault, "fault injected");
         Ok::<_, ApiError>(StatusCode::NO_CONTENT)
     };
     axum::Router::new().route("/fault", post(cause)).with_state(faults)

@@ -123,7 +123,7 @@ impl MockEngine {
     /// Returns once the engine has died of a [`Fault`] and its last connection has closed.
     pub async fn died(&mut self) {
         if let Err(error) = (&mut self.server).await {
-            tracing::error!(addr = %self.addr, %error, "mock engine's server died");
+            tracing::error!(addr = %self.addr, %error, "the mock engine's HTTP server failed");
         }
     }
 
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn resetting_the_cache_forgets_prompts_and_waits_for_nobody() {
+    async fn resetting_the_cache_drops_prompts_without_waiting_for_requests() {
         let engine = engine(MockConfig::default()).await;
         let body = chat(&"x".repeat(4000), json!({}));
         ask(&engine, "/v1/chat/completions", body.clone()).await;

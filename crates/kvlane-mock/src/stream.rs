@@ -14,7 +14,7 @@ use http::StatusCode;
 use hyper::body::Frame;
 
 use crate::answer::{Answer, NUMBERED_END, TokenEvent};
-use crate::deaths::{Came, Ending, Fate};
+use crate::deaths::{ArrivalTime, Ending, Fate};
 use crate::driver::{End, Progress, Ticket};
 use crate::error::ApiError;
 use crate::tokens;
@@ -89,7 +89,7 @@ impl Stream {
     }
 
     /// Sends the recorded end of a stream of the engine whose death is replayed.
-    fn die(&mut self, came: Came) {
+    fn die(&mut self, came: ArrivalTime) {
         let ending = self.fate.get().map(|dying| dying.record.ending(self.answer.shape, true, came));
         self.over = match ending {
             Some(Ending::Events { text, whole }) => {

@@ -157,7 +157,7 @@ impl Account {
             left: !settled,
             model,
             request_id: self.timeline.request_id(),
-            course: self.timeline.course(),
+            request_stages: self.timeline.request_stages(),
         });
         self.proxy.traces.tell(&self.proxy.fleet.metrics.spans, spans);
     }

@@ -287,8 +287,8 @@ impl<'a> Attempts<'a> {
                 lease.trace_failure(FailureKind::timeout.name());
                 self.proxy.fleet.metrics.note_failure(&worker.url, FailureKind::timeout);
             }
-            // The scheduler already knows. The endpoint is not excluded: if all others stall too, it is as good as
-            // they are.
+            // The scheduler already knows. The endpoint is not excluded: if all others stall too, it is
+            // eligible again.
             Outcome::Broken(AttemptError::Stalled) => lease.stalled(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
@@ -349,7 +349,7 @@ impl<'a> Attempts<'a> {
             tracing::warn!(
                 request_id,
                 for_s = left.as_secs_f64(),
-                "engines died with this prompt in flight; it is not placed again"
+                "several engines failed with this request in flight; it is not retried"
             );
             self.said = Some(Err(ApiError::KillsEngines { left }));
             return false;

@@ -11,10 +11,10 @@ pub enum AttemptError {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     /// The engine is stalled.
-    #[error("the engine made no progress, and no content had arrived")]
+    #[error("its engine stopped making progress before any content arrived")]
     Stalled,
     /// The worker's probes fail.
-    #[error("its probes fail, and no response had begun")]
+    #[error("its health probes failed before a response began")]
     Unfit,
 }
 

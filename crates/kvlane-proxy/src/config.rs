@@ -99,9 +99,9 @@ impl Server {
             let problem = if !is_plain(&example) || path.len() > PATH_BYTES_MAX {
                 "is not a valid path: it must begin with `/` and have neither `%`, `;` nor empty or dotted segments"
             } else if Target::of(&example).is_some() {
-                "is relayed already: remove it"
+                "is relayed by default: remove it"
             } else if is_own(&example) || example.starts_with("/v1/models") {
-                "is the gateway's own"
+                "is served by the gateway itself"
             } else {
                 continue;
             };

@@ -1,6 +1,6 @@
 //! Counts the tokens of a request's prompt: on the tokenizer threads, or by asking an engine's `/tokenize`.
 //!
-//! If counting fails, the prompt length is estimated and the request goes on: the count decides where a prompt is
+//! If counting fails, the prompt length is estimated and the request continues: the count decides where a prompt is
 //! cheapest, never whether it is served.
 
 use std::sync::Arc;

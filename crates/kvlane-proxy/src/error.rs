@@ -22,7 +22,7 @@ pub enum ApiError {
     #[error("{0}")]
     BadRequest(#[from] ParseError),
     /// The body ended too early.
-    #[error("the request body broke off: {0}")]
+    #[error("the request body is incomplete: {0}")]
     BodyBroken(String),
     /// A field that the gateway needs is missing.
     #[error("{0}")]
@@ -43,36 +43,34 @@ pub enum ApiError {
     #[error("no such path: {0}")]
     UnknownPath(String),
     /// Two servers may parse the head differently.
-    #[error("the head of the request is ambiguous: {0}")]
+    #[error("the request head is ambiguous: {0}")]
     BadHead(&'static str),
     /// The head is not a valid request head.
-    #[error("this is not HTTP/1.1: {0}")]
+    #[error("the request is not HTTP/1.1: {0}")]
     NoHttp(&'static str),
     /// The head has too many fields.
-    #[error("the head of the request has more than 100 fields")]
+    #[error("the request head has more than 100 fields")]
     TooManyFields,
     /// The head is too large.
-    #[error("the head of the request is larger than {limit} bytes")]
+    #[error("the request head is larger than {limit} bytes")]
     HeadTooLarge {
         /// The limit.
         limit: usize,
     },
     /// The requests of all clients use all the memory they may.
-    #[error("the bodies of all requests fill server.body_memory: try again later, or raise it")]
+    #[error("request bodies use all of server.body_memory: try again later, or raise it")]
     NoMemory,
     /// Another server may read the path as a different one.
-    #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
+    #[error("the path is ambiguous: send it without percent-encoding, `;`, `//`, `.` and `..` segments")]
     BadPath,
     /// No object with this id, or it belongs to another tenant.
     #[error("object `{0}` does not exist")]
     UnknownObject(String),
     /// The objects of this path are not separated by tenant.
-    #[error(
-        "{0} is not served while tenants are kept apart (auth.isolate_tenants): engines share it among all of them"
-    )]
+    #[error("{0} is not available with auth.isolate_tenants: engines share its objects between all tenants")]
     NotIsolated(&'static str),
     /// The path does not take this method.
-    #[error("{method} is not for {path}, which takes {allow}")]
+    #[error("{path} does not allow {method}: use {allow}")]
     WrongMethod {
         /// The method.
         method: String,
@@ -113,7 +111,7 @@ pub enum ApiError {
         left: Nanos,
     },
     /// The worker did not begin to answer in time.
-    #[error("worker {worker} did not begin to answer within {limit:?}")]
+    #[error("worker {worker} sent no response within {limit:?}")]
     UpstreamTimeout {
         /// The worker.
         worker: String,

@@ -106,7 +106,8 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     };
     if matches!(purpose, Purpose::Operate(_)) && port == (Port::Clients { loopback: false }) && !needed {
         let message =
-            "this path is for operators: send a key with that role, or run the gateway on loopback".into();
+            "this path is for operators: configure keys (auth.keys) and send one with the path's role, or listen on \
+             loopback only".into();
         return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
     }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());
@@ -133,7 +134,7 @@ fn refuse_pages(port: Port, parts: &Parts, access: Access) -> Result<(), ApiErro
     let origin = parts.headers.get(header::ORIGIN);
     let own = |origin: &str| origin.split_once("://").map(|(_, rest)| rest) == host;
     if access == Access::Change && origin.is_some_and(|origin| !origin.to_str().is_ok_and(own)) {
-        return refused("without a key the admin API accepts no changes from pages of another origin");
+        return refused("without a key the admin API accepts no cross-origin changes");
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ pub(super) struct Client {
     held: Held,
     /// Size of the buffer for the next request.
     read_bytes: usize,
-    out: Out,
+    out: PendingOutput,
     /// Deadline for a request head.
     alarm: Pin<Box<Sleep>>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -72,7 +72,7 @@ pub(super) struct Client {
 
 /// The pending output: `flat`, then `large`, then `last`.
 #[derive(Default)]
-struct Out {
+struct PendingOutput {
     flat: Vec<u8>,
     /// Bytes of `flat` that are written.
     written: usize,
@@ -86,12 +86,12 @@ struct Out {
 struct Incoming<'a> {
     client: &'a mut Client,
     framing: Framing,
-    coming: &'a mut Coming,
+    coming: &'a mut PendingInput,
 }
 
 /// What is still to come of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Coming {
+enum PendingInput {
     Nothing,
     /// The client waits for `100 Continue`.
     Waits,
@@ -120,7 +120,7 @@ impl Client {
             buffer: BytesMut::new(),
             held,
             read_bytes: READ_BYTES_MIN,
-            out: Out::default(),
+            out: PendingOutput::default(),
             alarm: Box::pin(sleep_until(Instant::now())),
             stopped: Box::pin(stopped),
         }
@@ -146,9 +146,9 @@ impl Client {
         let Head { parts, framing, keeps_alive, waits } = head;
         let (is_head, version) = (parts.method == Method::HEAD, parts.version);
         let mut coming = match framing {
-            Framing::Length(0) if refused.is_ok() => Coming::Nothing,
-            _ if waits => Coming::Waits,
-            _ => Coming::Body,
+            Framing::Length(0) if refused.is_ok() => PendingInput::Nothing,
+            _ if waits => PendingInput::Waits,
+            _ => PendingInput::Body,
         };
         let service = Arc::clone(&self.service);
         let body = Incoming { client: self, framing, coming: &mut coming };
@@ -159,16 +159,16 @@ impl Client {
             Poll::Pending => self.poll_gone(cx).map(|()| None),
         });
         let Some(answer) = answer.await else { return Ok(false) };
-        if let (Coming::Body, Framing::Length(left)) = (coming, framing)
+        if let (PendingInput::Body, Framing::Length(left)) = (coming, framing)
             && keeps_alive
             && left <= self.buffer.len() as u64
         {
             // The body was not needed, and it has arrived.
             self.buffer.advance(left as usize);
-            coming = Coming::Nothing;
+            coming = PendingInput::Nothing;
         }
         let closes = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
-        let stays = keeps_alive && coming == Coming::Nothing && !closes && !self.stop.is_cancelled();
+        let stays = keeps_alive && coming == PendingInput::Nothing && !closes && !self.stop.is_cancelled();
         let (end, mut body) = self.begin(answer, is_head, version, stays);
         poll_fn(|cx| self.poll_answer(cx, &mut body, end)).await?;
         drop(body);
@@ -260,7 +260,7 @@ impl Client {
         parts: &mut Parts,
         limit: usize,
         held: &mut Held,
-        coming: &mut Coming,
+        coming: &mut PendingInput,
     ) -> Result<Bytes, ApiError> {
         let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limit) else {
             return Err(ApiError::TooLarge { limit });
@@ -296,7 +296,7 @@ impl Client {
         parts: &mut Parts,
         limit: usize,
         held: &mut Held,
-        coming: &mut Coming,
+        coming: &mut PendingInput,
     ) -> Result<Bytes, ApiError> {
         compact(parts);
         let (mut chunked, mut whole) = (Chunked::start(), BytesMut::new());
@@ -319,9 +319,9 @@ impl Client {
     }
 
     /// Sends `100 Continue` to a client that waits for it.
-    async fn go_ahead(&mut self, coming: &mut Coming) -> Result<(), ApiError> {
-        if *coming == Coming::Waits {
-            *coming = Coming::Body;
+    async fn go_ahead(&mut self, coming: &mut PendingInput) -> Result<(), ApiError> {
+        if *coming == PendingInput::Waits {
+            *coming = PendingInput::Body;
             self.out.flat.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
             while !self.out.is_empty() {
                 let written = poll_fn(|cx| self.out.poll_write(&mut self.socket, cx)).await;
@@ -443,9 +443,9 @@ impl Client {
 
     /// Closes the connection. A client that is still sending would not read the response, and would lose it if the
     /// connection were closed at once.
-    async fn leave(&mut self, coming: Coming) {
+    async fn leave(&mut self, coming: PendingInput) {
         let _ = poll_fn(|cx| Pin::new(&mut self.socket).poll_shutdown(cx)).await;
-        if coming != Coming::Body {
+        if coming != PendingInput::Body {
             return;
         }
         let mut left = REFUSED_BYTES_MAX;
@@ -478,7 +478,7 @@ impl Source for Incoming<'_> {
             Framing::Length(length) => client.body(length, parts, limit, held, coming).await?,
             Framing::Chunked => client.chunks(parts, limit, held, coming).await?,
         };
-        *coming = Coming::Nothing;
+        *coming = PendingInput::Nothing;
         client.held.release();
         Ok(whole)
     }
@@ -493,9 +493,9 @@ fn come(read: io::Result<usize>) -> Result<(), ApiError> {
     }
 }
 
-// === impl Out ===
+// === impl PendingOutput ===
 
-impl Out {
+impl PendingOutput {
     fn is_empty(&self) -> bool {
         self.flat.is_empty() && self.large.is_empty() && self.last.is_empty()
     }
@@ -600,7 +600,7 @@ mod tests {
     #[test]
     fn output_written_in_parts_is_complete() {
         let large = Bytes::from(vec![b'x'; COPIED_BYTES_MAX + 1]);
-        let mut out = Out::default();
+        let mut out = PendingOutput::default();
         out.push(Bytes::from_static(b"small"), End::Chunked);
         out.push(large.clone(), End::Chunked);
         assert!(!out.takes_more(), "a large piece must be written first");

@@ -83,12 +83,12 @@ async fn hedged(
     let raced = {
         let mut first = pin!(patience.answer(&lease, sending.send(&lease)));
         match second(attempts, &lease, first.as_mut(), delay).await {
-            Second::NotNeeded(outcome) => Err(outcome),
-            Second::Refused => {
+            SecondCopy::NotNeeded(outcome) => Err(outcome),
+            SecondCopy::Refused => {
                 attempts.is_not_hedged();
                 Err(first.await)
             }
-            Second::Placed(second) => {
+            SecondCopy::Placed(second) => {
                 let (second_won, outcome, failed) = {
                     let copy = pin!(patience.answer(&second, sending.send(&second)));
                     race(first, copy).await
@@ -115,7 +115,7 @@ async fn hedged(
 }
 
 /// The second copy.
-enum Second {
+enum SecondCopy {
     /// Not needed: the first copy has an outcome.
     NotNeeded(Outcome),
     /// Refused.
@@ -130,20 +130,20 @@ async fn second(
     lease: &Lease,
     mut first: Pin<&mut impl Future<Output = Outcome>>,
     mut delay: Duration,
-) -> Second {
+) -> SecondCopy {
     for _ in 0..ASKED_MAX {
         tokio::select! {
             biased;
-            outcome = first.as_mut() => return Second::NotNeeded(outcome),
+            outcome = first.as_mut() => return SecondCopy::NotNeeded(outcome),
             () = sleep(delay) => {}
         }
         match attempts.hedge(lease).await {
-            Ok(second) => return Second::Placed(second),
+            Ok(second) => return SecondCopy::Placed(second),
             Err(Some(early)) => delay = early,
-            Err(None) => return Second::Refused,
+            Err(None) => return SecondCopy::Refused,
         }
     }
-    Second::Refused
+    SecondCopy::Refused
 }
 
 /// The first success of two attempts, and whether it is the second's; if one fails, the outcome of the other.

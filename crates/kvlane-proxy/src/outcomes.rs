@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The outcomes that are told apart.
+/// The outcomes that are distinguished.
 pub const OUTCOMES: [&str; 5] = ["answered", "refused", "shed", "failed", "left"];
 
 /// How many of the clients' requests have ended in which way.

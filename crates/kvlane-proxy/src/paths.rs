@@ -19,7 +19,7 @@ pub struct OwnPath {
 pub enum Audience {
     /// Probes and browsers without a key.
     Open,
-    /// Clients, who need a key if there are any.
+    /// Clients. They need a key if any is configured.
     Clients,
     /// Operators.
     Operators,

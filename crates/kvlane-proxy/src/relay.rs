@@ -75,7 +75,7 @@ pub(super) enum Watch {
 
 /// Why a response has no proper end.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Broke {
+pub(super) enum BreakCause {
     /// The engine's connection broke.
     Cut,
     /// The engine sent nothing for too long.
@@ -85,7 +85,7 @@ pub(super) enum Broke {
 }
 
 /// What a piece contains.
-enum Seen {
+enum PieceKind {
     /// This many tokens of a stream.
     Tokens(u32),
     /// The beginning of a response that is not a stream: its tokens are complete.
@@ -141,8 +141,8 @@ impl Relay {
             lease.proxy().objects.note(&piece, origin);
         }
         match (self.watch.see(&piece), &mut self.lease) {
-            (Seen::Tokens(tokens), Some(lease)) => lease.progress(now, tokens),
-            (Seen::Beginning, Some(lease)) => lease.begin(),
+            (PieceKind::Tokens(tokens), Some(lease)) => lease.progress(now, tokens),
+            (PieceKind::Beginning, Some(lease)) => lease.begin(),
             _ => {}
         }
         let Watch::Events(scanner) = &self.watch else {
@@ -203,7 +203,7 @@ impl Relay {
     }
 
     /// The response has no proper end. A stream ends with an error event; any other response is cut.
-    pub(super) fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+    pub(super) fn fail(&mut self, broke: BreakCause, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
         self.body.close();
         if matches!(&self.watch, Watch::Events(scanner) if scanner.is_done()) {
             // Only the connection's end was missing.
@@ -212,12 +212,12 @@ impl Relay {
         }
         if let Some(lease) = self.lease.take() {
             match broke {
-                Broke::Cut => {
+                BreakCause::Cut => {
                     lease.failed(FailureKind::mid_stream);
                     lease.died(false);
                 }
-                Broke::Silent => lease.failed(FailureKind::timeout),
-                Broke::Deadline => {
+                BreakCause::Silent => lease.failed(FailureKind::timeout),
+                BreakCause::Deadline => {
                     lease.trace_failure(FailureKind::timeout.name());
                     lease.proxy().fleet.metrics.note_failure(&lease.worker.url, FailureKind::timeout)
                 }
@@ -225,13 +225,17 @@ impl Relay {
             let timeline = &self.account.timeline;
             let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
             let worker = &*lease.worker.url;
-            tracing::debug!(request_id, trace_id, worker, %error, "response broke after it had begun");
+            tracing::debug!(request_id, trace_id, worker, %error, "response stream broke");
         }
         self.last_words(broke, error)
     }
 
     /// Sends the client an event that says that the response is incomplete.
-    pub(super) fn last_words(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+    pub(super) fn last_words(
+        &mut self,
+        broke: BreakCause,
+        error: io::Error,
+    ) -> Option<io::Result<Frame<Bytes>>> {
         self.account.settle();
         self.ended = true;
         match &self.watch {
@@ -246,28 +250,28 @@ impl Relay {
 
     /// Whether its engine is known to be down or stalled: then a silent response ends, or continues on another
     /// endpoint.
-    fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
+    fn engine_is_gone(&self, silent: Duration) -> Option<(BreakCause, &'static str)> {
         let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
         let is_over = self.continues || silent >= SILENT_AT_A_STALLED_ENGINE;
         if lease.worker.is_down() {
-            Some((Broke::Cut, "the worker is down"))
+            Some((BreakCause::Cut, "the worker is down"))
         } else if is_over && lease.endpoint.vitals.is_stalled() {
-            Some((Broke::Silent, "the worker's engine stopped making progress"))
+            Some((BreakCause::Silent, "the worker's engine stopped making progress"))
         } else {
             None
         }
     }
 
     /// Whether the response has been silent for too long, or is past its deadline.
-    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
+    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(BreakCause, io::Error)> {
         let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
         while self.alarm.as_mut().poll(cx).is_ready() {
             let (now, silent_until) = (Instant::now(), self.last_piece + self.limits.idle);
             if now >= self.limits.deadline {
-                return late(Broke::Deadline, "the request took too long");
+                return late(BreakCause::Deadline, "the request took too long");
             }
             if now >= silent_until {
-                return late(Broke::Silent, "the worker was silent for too long");
+                return late(BreakCause::Silent, "the worker was silent for too long");
             }
             if let Some((broke, why)) = self.engine_is_gone(now - self.last_piece) {
                 return late(broke, why);
@@ -293,7 +297,7 @@ impl http_body::Body for Relay {
             }
             let piece = match this.body.poll_piece(cx) {
                 Poll::Ready(Some(Ok(piece))) => this.see(piece),
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.fail(Broke::Cut, error)),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.fail(BreakCause::Cut, error)),
                 Poll::Ready(None) => this.end(),
                 Poll::Pending => {
                     let (broke, error) = ready!(this.poll_late(cx));
@@ -321,12 +325,12 @@ impl http_body::Body for Relay {
 
 /// The codes of the error event that ends a broken stream.
 pub fn stream_error_codes() -> [&'static str; 3] {
-    [Broke::Cut, Broke::Silent, Broke::Deadline].map(Broke::code)
+    [BreakCause::Cut, BreakCause::Silent, BreakCause::Deadline].map(BreakCause::code)
 }
 
-// === impl Broke ===
+// === impl BreakCause ===
 
-impl Broke {
+impl BreakCause {
     /// The error code for the client.
     const fn code(self) -> &'static str {
         match self {
@@ -361,11 +365,12 @@ impl Watch {
     }
 
     /// Inspects a piece.
-    fn see(&mut self, piece: &[u8]) -> Seen {
-        let beginning =
-            |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };
+    fn see(&mut self, piece: &[u8]) -> PieceKind {
+        let beginning = |begun: &mut bool| {
+            if std::mem::replace(begun, true) { PieceKind::Nothing } else { PieceKind::Beginning }
+        };
         match self {
-            Self::Events(scanner) => Seen::Tokens(scanner.push(piece)),
+            Self::Events(scanner) => PieceKind::Tokens(scanner.push(piece)),
             Self::Json { tail, begun } => {
                 let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
                 tail.drain(..tail.len() - keep);

@@ -23,7 +23,7 @@ use kvlane_wire::api::Api;
 use kvlane_wire::engine;
 use kvlane_wire::failure::{Fault, first_error};
 use kvlane_wire::models::max_model_len;
-use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
+use kvlane_wire::resume::{EngineCapabilities, Next, Transcript, Unfit};
 use tokio::time::Instant;
 
 use crate::account::Account;
@@ -33,7 +33,7 @@ use crate::deadlines::Deadlines;
 use crate::engine_request::request_head;
 use crate::lease::Lease;
 use crate::proxy::Proxy;
-use crate::relay::{Broke, Relay, Watch, is_event_stream};
+use crate::relay::{BreakCause, Relay, Watch, is_event_stream};
 use crate::routed::Routed;
 use crate::whole::WholeEvents;
 
@@ -46,12 +46,12 @@ pub(super) struct Continuation {
     /// The request for the rest of the response, while it is running.
     rest: Option<Rest>,
     /// Why it was made.
-    broke: Option<(Broke, io::Error)>,
+    broke: Option<(BreakCause, io::Error)>,
     /// The stream has continued on another endpoint.
     joined: bool,
 }
 
-/// An answer that goes on elsewhere if its engine dies.
+/// An answer that continues on another endpoint if its engine dies.
 pub(super) struct ContinuedRelay {
     relay: Relay,
     continuation: Box<Continuation>,
@@ -89,7 +89,7 @@ impl Continuation {
             Ok(transcript) => Some(transcript),
             Err(unfit) => {
                 let (request_id, trace_id) = (account.timeline.request_id(), account.timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "response cannot be continued if its engine fails");
+                tracing::debug!(request_id, trace_id, reason = %unfit, "response cannot be continued if its engine fails");
                 None
             }
         }
@@ -113,7 +113,7 @@ impl Continuation {
             Err(unfit) => {
                 let timeline = &asked.account.timeline;
                 let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "broken response cannot be continued");
+                tracing::debug!(request_id, trace_id, reason = %unfit, "broken response cannot be continued");
                 note(Continued::unfit);
                 None
             }
@@ -189,12 +189,14 @@ impl Asked {
     }
 
     /// What the pool's engines support, by their model lists.
-    fn means(&self) -> Means {
+    fn means(&self) -> EngineCapabilities {
         let table = self.proxy.fleet.snapshot();
-        let Some(card) = table.cards.get(&self.routed.served.pool.model) else { return Means::default() };
+        let Some(card) = table.cards.get(&self.routed.served.pool.model) else {
+            return EngineCapabilities::default();
+        };
         let context_tokens = max_model_len(card).and_then(|tokens| tokens.try_into().ok());
         let continues_messages = engine::of_card(card).is_some_and(|engine| engine.continues_messages);
-        Means { continues_messages, context_tokens }
+        EngineCapabilities { continues_messages, context_tokens }
     }
 }
 
@@ -238,7 +240,7 @@ impl ContinuedRelay {
                     let held = self.relay.end();
                     self.pass(held)
                 }
-                Poll::Ready(Some(Err(error))) => self.break_off(Broke::Cut, error),
+                Poll::Ready(Some(Err(error))) => self.break_off(BreakCause::Cut, error),
                 Poll::Pending => {
                     let (broke, error) = ready!(self.relay.poll_late(cx));
                     self.break_off(broke, error)
@@ -269,9 +271,11 @@ impl ContinuedRelay {
         // That is no fault of its engine.
         self.relay.lease = None;
         self.relay.body.close();
-        let error =
-            io::Error::new(io::ErrorKind::InvalidData, format!("it could not be continued: {problem}"));
-        Err(self.relay.last_words(Broke::Cut, error))
+        let error = io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the stream could not be continued: {problem}"),
+        );
+        Err(self.relay.last_words(BreakCause::Cut, error))
     }
 
     /// The engine reported an error within `piece`: returns the client's bytes before the error.
@@ -279,7 +283,7 @@ impl ContinuedRelay {
         let before = first_error(piece).map_or(piece.len(), |(at, _)| at);
         let passed = self.pass(piece.slice(..before))?;
         let error = io::Error::other("the engine reported an error");
-        let more = match self.break_off(Broke::Cut, error) {
+        let more = match self.break_off(BreakCause::Cut, error) {
             Ok(more) => more,
             Err(Some(Ok(last))) => match last.into_data() {
                 Ok(last) => last,
@@ -291,11 +295,11 @@ impl ContinuedRelay {
     }
 
     /// The stream has broken: returns the bytes that the client gets before the continuation, or the last event.
-    fn break_off(&mut self, broke: Broke, error: io::Error) -> Result<Bytes, Last> {
+    fn break_off(&mut self, broke: BreakCause, error: io::Error) -> Result<Bytes, Last> {
         let failure = match broke {
-            Broke::Cut => FailureKind::mid_stream,
-            Broke::Silent => FailureKind::timeout,
-            Broke::Deadline => return Err(self.relay.fail(broke, error)),
+            BreakCause::Cut => FailureKind::mid_stream,
+            BreakCause::Silent => FailureKind::timeout,
+            BreakCause::Deadline => return Err(self.relay.fail(broke, error)),
         };
         let said_all =
             matches!(&self.relay.watch, Watch::Events(scanner) if scanner.is_done() && !scanner.has_failed());

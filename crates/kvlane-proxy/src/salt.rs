@@ -34,7 +34,7 @@ impl SaltKey {
         let key = key.read().or_else(|problem| wrong("auth.tenant_salt_key", problem))?;
         if key.len() < KEY_BYTES_MIN {
             let problem = format!(
-                "it has {} bytes; take {KEY_BYTES_MIN} or more, such as openssl rand -hex 32 prints",
+                "it has {} bytes: must have at least {KEY_BYTES_MIN}, such as the output of `openssl rand -hex 32`",
                 key.len()
             );
             return wrong("auth.tenant_salt_key", problem);

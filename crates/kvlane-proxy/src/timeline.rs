@@ -13,7 +13,7 @@ use kvlane_wire::trace_context::{SpanId, TraceId};
 use tokio::time::Instant;
 use tracing::field::{DisplayValue, display};
 
-use crate::traces::{Course, RequestTrace, SPANS_MAX};
+use crate::traces::{RequestStages, RequestTrace, SPANS_MAX};
 
 /// One request's stages so far.
 #[derive(Debug)]
@@ -112,9 +112,9 @@ impl Timeline {
     }
 
     /// The stages for the trace, once.
-    pub fn course(&self) -> Course {
+    pub fn request_stages(&self) -> RequestStages {
         let mut state = self.state();
-        Course {
+        RequestStages {
             stages: state.intervals.take().unwrap_or_default(),
             began: state.closed,
             winner: state.winner,

@@ -91,7 +91,7 @@ mod tests {
     proptest! {
         /// Invariant: Transfers never exceed the slots of their link.
         #[test]
-        fn no_more_than_the_slots_are_under_way_and_nobody_waits_beside_a_free_one(
+        fn no_more_transfers_run_than_there_are_slots_and_none_waits_while_one_is_free(
             slots in 1u32..4,
             steps in prop::collection::vec((0u64..3, 0u64..50), 1..40),
         ) {

@@ -55,12 +55,14 @@ pub(crate) fn pattern<'a>(path: &Path, config: &'a Value) -> Result<&'a str, Str
     }
     let class = config["tokenizer_class"].as_str().unwrap_or_default();
     let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    PATTERNS.iter().find(|(name, _)| *name == class || *name == file).map(|(_, pattern)| *pattern).ok_or_else(|| {
-        format!(
-            "how its tokenizer ({class:?}) splits words is not known; put the pattern as \"pat_str\" into \
+    PATTERNS.iter().find(|(name, _)| *name == class || *name == file).map(|(_, pattern)| *pattern).ok_or_else(
+        || {
+            format!(
+                "the split pattern of its tokenizer class {class:?} is unknown; set it as \"pat_str\" in \
              tokenizer_config.json beside it, or use the model's tokenizer.json"
-        )
-    })
+            )
+        },
+    )
 }
 
 #[cfg(test)]

@@ -198,7 +198,9 @@ impl Tokenizer {
         )?;
         let ending = if chat.continue_final_message {
             if chat.add_generation_prompt {
-                return Err(Unknown::Refused("continue_final_message with add_generation_prompt".into()));
+                return Err(Unknown::Refused(
+                    "continue_final_message and add_generation_prompt are both set".into(),
+                ));
             }
             Some(mark_end(&mut messages)?)
         } else {

@@ -13,7 +13,7 @@ pub enum Unknown {
     #[error("the body is not a valid request of this API: {0}")]
     Body(Cow<'static, str>),
     /// The API has no prompt whose tokens can be counted.
-    #[error("prompts of {0} are not counted")]
+    #[error("tokens of {0} requests cannot be counted")]
     Api(&'static str),
     /// The tokenizer has no chat template.
     #[error("the model has no chat template: give one with --chat-template")]

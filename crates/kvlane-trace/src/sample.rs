@@ -99,7 +99,7 @@ pub fn sample(trace: &Trace, method: Method, share: f64, seed: u64) -> Trace {
     let start_s = sample.requests.first().map_or(0.0, |first| first.arrival_s);
     sample.requests.iter_mut().for_each(|request| request.arrival_s -= start_s);
     sample.notes.push(format!(
-        "kept {} of {count} requests: {method}, {:.4} of them asked for, seed {seed}, from {start_s:.3} s on",
+        "kept {} of {count} requests: {method}, requested share {:.4}, seed {seed}, from {start_s:.3} s on",
         sample.requests.len(),
         share
     ));
@@ -111,7 +111,7 @@ fn wanted(count: usize, share: f64) -> usize {
     ((count as f64 * share).round() as usize).clamp(count.min(1), count)
 }
 
-/// A stretch of so many requests.
+/// A range of consecutive requests.
 fn window(count: usize, wanted: usize, seed: u64) -> Range<usize> {
     let start = (unit(seed, u64::MAX - 1) * (count - wanted + 1) as f64) as usize;
     start..start + wanted

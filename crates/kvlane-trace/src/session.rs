@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_common_first_block_joins_nobody() {
+    fn a_common_first_block_alone_joins_no_session() {
         check(&[&[0], &[0, 1], &[0], &[]], &[0, 1, 2, 3]);
     }
 

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_begins_with_the_longest_prefix_anybody_has_had() {
+    fn a_prompt_begins_with_the_longest_prefix_of_any_earlier_prompt() {
         let trace = build(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 2, 4, 5], vec![9]]);
         let branch = |i: usize| (trace.requests[i].base, trace.requests[i].shared_blocks);
         assert_eq!([branch(0), branch(1)], [(None, 0), (Some(0), 2)]);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_somebody_left_out_waits_for_nobody() {
+    fn a_turn_after_a_dropped_request_does_not_wait_for_it() {
         let mut trace = build(&[vec![1], vec![1, 2], vec![1, 2, 3]]);
         trace.requests[1].after = Some(0);
         trace.requests[2] = TraceRequest { after: Some(1), think_s: Some(2.0), ..trace.requests[2] };
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!((kept.requests[1].base, kept.requests[1].shared_blocks), (Some(0), 2));
     }
 
-    /// Chained ids, as traces have them: an id tells of all before it.
+    /// Chained ids, as traces have them: an id covers all blocks before it.
     fn prompts() -> impl Strategy<Value = Vec<Vec<u64>>> {
         let chain = |ids: Vec<u64>| {
             let extend = |parent: &mut u64, id| {

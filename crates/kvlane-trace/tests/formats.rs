@@ -226,7 +226,7 @@ fn a_recording_keeps_sessions_and_shared_prefixes() {
 }
 
 #[test]
-fn a_recording_tells_who_waited_for_whom_and_for_how_long() {
+fn a_recording_shows_which_requests_waited_and_for_how_long() {
     let line = |rest: &str| {
         format!(
             "{{\"sent_s\":0.0,\"end_s\":2.0,\"prompt_tokens\":10,\"output_tokens\":3,\"status\":200,{rest}}}\n"
@@ -409,7 +409,7 @@ proptest! {
 
 /// An answer that broke off is shorter in a record than the one that the replayed trace went on from.
 #[test]
-fn nobody_shares_more_than_there_is_and_what_was_read_can_be_written() {
+fn no_request_shares_more_than_its_base_has_and_a_read_trace_can_be_written() {
     let record = |id: u32, tokens: u32, more: &str| {
         format!(
             r#"{{"id":{id},"scheduled_s":{id}.5,"sent_s":{id}.5,"end_s":9.0,"prompt_tokens":{tokens},"output_tokens":3,"status":200{more}}}"#

@@ -186,7 +186,7 @@ impl<'a> Scanner<'a> {
     pub fn str(&mut self) -> Result<&'a str> {
         let start = self.at;
         let bytes = self.text()?;
-        std::str::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
+        std::str::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "UTF-8 text" })
     }
 
     /// Takes a string as bytes without checking for UTF-8, for comparisons.
@@ -313,9 +313,10 @@ impl<'a> Scanner<'a> {
     #[inline]
     fn take(&mut self, length: u32) -> Result<&'a [u8]> {
         let rest = &self.bytes[self.at..];
-        let taken = rest
-            .get(..length as usize)
-            .ok_or(MsgpackError { at: self.bytes.len(), expected: "the rest of a text or of bytes" })?;
+        let taken = rest.get(..length as usize).ok_or(MsgpackError {
+            at: self.bytes.len(),
+            expected: "the rest of a string or of binary data",
+        })?;
         self.at += taken.len();
         Ok(taken)
     }
@@ -405,7 +406,7 @@ mod tests {
     fn a_text_or_bytes_shorter_than_they_say_are_refused() {
         assert!(Scanner::new(&[0xa5, b'a']).str().is_err());
         assert!(Scanner::new(&[0xc6, 0xff, 0xff, 0xff, 0xff, 1]).bin().is_err());
-        assert_eq!(Scanner::new(&[0xa1, 0xff]).str().unwrap_err().expected, "text of UTF-8");
+        assert_eq!(Scanner::new(&[0xa1, 0xff]).str().unwrap_err().expected, "UTF-8 text");
     }
 
     proptest! {

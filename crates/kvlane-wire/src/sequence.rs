@@ -133,7 +133,7 @@ pub struct Sequence {
 /// State of a stream that is not trusted because messages may be missing.
 #[derive(Clone, Copy, Debug)]
 struct CatchingUp {
-    why: Doubt,
+    why: Distrust,
     /// The replay in progress; `None` if the next one must not be requested yet.
     replay: Option<Replay>,
     /// Consecutive replays without progress.
@@ -143,12 +143,12 @@ struct CatchingUp {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
+enum Distrust {
     /// Messages before the held ones are missing. If they arrive late, the stream is trusted again.
     Gap,
     /// Messages may have been missed, which only a replay can show.
     Missed,
-    /// Like [`Doubt::Missed`]; in addition, the engine may have restarted.
+    /// Like [`Distrust::Missed`]; in addition, the engine may have restarted.
     Engine,
 }
 
@@ -237,7 +237,7 @@ impl Sequence {
         self.connected = true;
         self.began_at.get_or_insert(now);
         if self.config.replay {
-            let why = if self.first.is_some() { Doubt::Engine } else { Doubt::Missed };
+            let why = if self.first.is_some() { Distrust::Engine } else { Distrust::Missed };
             self.catch_up(why, now, out);
         } else {
             self.begin_again(out, Cause::Reconnected);
@@ -265,12 +265,12 @@ impl Sequence {
             }
             return;
         };
-        if self.catching_up.is_some_and(|state| state.why == Doubt::Engine) {
+        if self.catching_up.is_some_and(|state| state.why == Distrust::Engine) {
             self.hold(seq, payload);
         } else if seq == next {
             self.apply(seq, payload, out);
             self.release(out);
-            if self.held.is_empty() && self.catching_up.is_some_and(|state| state.why == Doubt::Gap) {
+            if self.held.is_empty() && self.catching_up.is_some_and(|state| state.why == Distrust::Gap) {
                 self.catching_up = None;
             }
         } else if seq < next {
@@ -279,7 +279,7 @@ impl Sequence {
             self.counters.gaps += u64::from(self.held.is_empty());
             self.hold(seq, payload);
             if self.catching_up.is_none() {
-                self.catch_up(Doubt::Gap, now, out);
+                self.catch_up(Distrust::Gap, now, out);
             }
         } else {
             self.counters.gaps += 1;
@@ -308,8 +308,8 @@ impl Sequence {
         let why = state.why;
         match self.next {
             Some(next) if seq < next => match self.known(seq, payload) {
-                Past::Applied if why == Doubt::Engine => {
-                    self.progress(now, Doubt::Missed);
+                Past::Applied if why == Distrust::Engine => {
+                    self.progress(now, Distrust::Missed);
                     self.release(out);
                 }
                 Past::Applied => {}
@@ -317,7 +317,7 @@ impl Sequence {
                 Past::GivenUp | Past::Forgotten => self.counters.late += 1,
             },
             // The replay has lost messages itself, or starts after the requested number.
-            Some(next) if seq > next || why == Doubt::Engine => self.hold(seq, payload),
+            Some(next) if seq > next || why == Distrust::Engine => self.hold(seq, payload),
             _ => {
                 self.progress(now, why);
                 self.apply(seq, payload, out);
@@ -349,9 +349,9 @@ impl Sequence {
         if self.config.replay {
             self.dropped = true;
             match &mut self.catching_up {
-                Some(state) if state.why == Doubt::Gap => state.why = Doubt::Missed,
+                Some(state) if state.why == Distrust::Gap => state.why = Distrust::Missed,
                 Some(_) => {}
-                None => self.catch_up(Doubt::Missed, now, out),
+                None => self.catch_up(Distrust::Missed, now, out),
             }
         } else {
             // The number is kept, so that the gap is detected and older messages are recognised.
@@ -470,7 +470,7 @@ impl Sequence {
         self.dropped = false;
     }
 
-    fn catch_up(&mut self, why: Doubt, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
+    fn catch_up(&mut self, why: Distrust, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         self.catching_up = Some(CatchingUp { why, replay: None, attempts: 0, dropped: false });
         self.ask(now, out);
     }
@@ -492,7 +492,7 @@ impl Sequence {
         out(Step::Replay { round: self.round, from });
     }
 
-    fn progress(&mut self, now: Nanos, why: Doubt) {
+    fn progress(&mut self, now: Nanos, why: Distrust) {
         if let Some(state) = &mut self.catching_up {
             state.why = why;
             state.attempts = 0;
@@ -507,7 +507,7 @@ impl Sequence {
         let Some(state) = &mut self.catching_up else { return };
         let Some(replay) = state.replay.take() else { return };
         let first_held = self.held.first_key_value().map(|(first, _)| *first);
-        if complete && state.why == Doubt::Engine && !replay.answered {
+        if complete && state.why == Distrust::Engine && !replay.answered {
             // The engine does not have the last message applied: it has restarted and published fewer messages.
             self.restart(now, out);
             return;
@@ -520,7 +520,7 @@ impl Sequence {
         let Some(state) = &mut self.catching_up else { return };
         state.dropped &= !(complete && replay.answered);
         let dropped = state.dropped || self.dropped;
-        if complete && self.held.is_empty() && !dropped && state.why != Doubt::Engine {
+        if complete && self.held.is_empty() && !dropped && state.why != Distrust::Engine {
             self.catching_up = None;
             return;
         }
@@ -562,7 +562,7 @@ impl Sequence {
         self.drop_held();
         self.begin_again(out, Cause::Restarted);
         if self.config.replay {
-            self.catch_up(Doubt::Missed, now, out);
+            self.catch_up(Distrust::Missed, now, out);
         }
     }
 

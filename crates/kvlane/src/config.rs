@@ -239,7 +239,7 @@ impl ConfigArgs {
             let mut feeds = worker.kv_events.iter_mut();
             for endpoint in endpoints {
                 let Some(feed) = feeds.next() else {
-                    bail!("{flag} {said}: more addresses than this worker has a --kv-event-source for");
+                    bail!("{flag} {said}: this worker has fewer --kv-event-source flags than that");
                 };
                 feed.replay = Some(endpoint.to_owned());
             }
@@ -492,7 +492,7 @@ mod tests {
             (&["http://c:1=tcp://b:5557"], &[], "not among the workers"),
             (&["http://b:1=b:5557"], &[], "workers[1].kv_events[0].endpoint"),
             (&["http://b:1="], &[], "workers[1].kv_events[0].endpoint"),
-            (&[], &["http://b:1=tcp://b:5657"], "more addresses"),
+            (&[], &["http://b:1=tcp://b:5657"], "fewer --kv-event-source"),
         ] {
             let error = format!("{:#}", load(args(sources, replays)).expect_err(word));
             assert!(error.contains(word), "'{word}' is not in: {error}");
@@ -545,9 +545,9 @@ mod tests {
         assert!(load(ConfigArgs { balance_rel_threshold, ..of_cache_aware }).is_ok());
         check(
             set(r#"routing.policy={"name": "cache_aware", "cache_threshold": 7}"#),
-            &["routing.policy: cache_threshold: 7 is out of range: take 0 to 1"],
+            &["routing.policy: cache_threshold: 7 is out of range: must be 0 to 1"],
         );
-        check(set(r#"retry={"jitter": 2}"#), &["retry.jitter: 2 is out of range: take 0 to 1"]);
+        check(set(r#"retry={"jitter": 2}"#), &["retry.jitter: 2 is out of range: must be 0 to 1"]);
         check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
         check(set("retry.jitter=2"), &["retry.jitter", "0 to 1"]);
         check(set("retry.backoff_multiplier=.nan"), &["retry.backoff_multiplier"]);
@@ -631,8 +631,9 @@ mod tests {
                         assert!(error.contains(word), "{place} {value}: '{word}' is not in: {error}");
                     }
                     // YAML's words for numbers that are not finite are no numbers.
-                    let why =
-                        ["is out of range: take ", "invalid type"].into_iter().any(|why| error.contains(why));
+                    let why = ["is out of range: must be ", "invalid type"]
+                        .into_iter()
+                        .any(|why| error.contains(why));
                     assert!(why, "{place} {value}: {error}");
                 }
                 seen.insert(place);
@@ -653,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_kept_through_flags_and_shown_to_nobody() {
+    fn keys_are_kept_through_flags_and_never_printed() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let hash = KeyHash::of("k-file").to_hex();
         let text = format!(

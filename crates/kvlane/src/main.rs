@@ -102,7 +102,7 @@ fn main() -> std::process::ExitCode {
     match done {
         Ok(code) => code,
         Err(error) if json => {
-            tracing::error!(error = told_once(&error), "kvlane ends");
+            tracing::error!(error = told_once(&error), "kvlane failed");
             std::process::ExitCode::FAILURE
         }
         Err(error) => fail(&error),

@@ -199,7 +199,7 @@ fn assert_spread(what: &str, decisions: &[String]) {
 
 /// Invariant: Gateway and simulator make the same decisions for the same reasons, with every policy.
 ///
-/// Also held by `a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator`.
+/// Also held by `a_burst_without_answers_is_placed_as_in_the_simulator`.
 #[tokio::test]
 async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simulator() {
     let trace = trace(6);
@@ -239,7 +239,7 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
 }
 
 #[tokio::test]
-async fn a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator() {
+async fn a_burst_without_answers_is_placed_as_in_the_simulator() {
     let mut trace = trace(6);
     for (n, request) in trace.requests.iter_mut().enumerate() {
         (request.after, request.think_s) = (None, None);

@@ -1,5 +1,5 @@
-//! What the compiler does not hold: who may use whom, how long a file may be, what may not be left behind, and that
-//! the documents name what the code has.
+//! Rules that the compiler does not check: dependencies between crates, lengths of files, leftovers, and documents that
+//! list everything the code has.
 
 use std::collections::BTreeSet;
 use std::fs;

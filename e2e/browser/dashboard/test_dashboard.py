@@ -114,7 +114,7 @@ class Case(unittest.TestCase):
         return page
 
     def clean(self, page):
-        """Nothing was asked of anybody else, and nobody complained."""
+        """The page connected to no other host, and the console has no error."""
         own = f"http://127.0.0.1:{self.stack.admin}/"
         self.assertEqual([], [r["url"] for r in page.requests if not r["url"].startswith((own, "data:", "about:"))])
         self.assertEqual([], page.complaints)
@@ -149,7 +149,7 @@ class Shown(Case):
         page.until("document.querySelectorAll('#decision-list .item').length > 3")
         page.click("#decision-list .item:nth-child(2)")
         why = page.run("document.getElementById('why').innerText")
-        for word in ("Sent to", "runner-up", "picked", "Holds of it", "Cost"):
+        for word in ("Placed on", "Next best", "picked", "Cached", "Cost"):
             self.assertIn(word, why)
         held = page.run("document.querySelector('#why .said').innerText")
         time.sleep(2.5)

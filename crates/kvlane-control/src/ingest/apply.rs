@@ -16,7 +16,7 @@ use kvlane_core::time::Nanos;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::unix_time;
 use kvlane_fleet::feed::queue::Item;
-use kvlane_fleet::feed::{EventFeed, Events, ToldBy};
+use kvlane_fleet::feed::{EventFeed, Events, FoundBy};
 use kvlane_fleet::metrics::Reached;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::kv::{Batch, Linker, decode};
@@ -34,9 +34,9 @@ use super::socket::{Patience, replay};
 const MESSAGES_PER_TURN: usize = 8;
 const WORK_PER_TURN: u64 = 1 << 16;
 /// Valid messages in a row after which a feed that sent an invalid one is trusted again.
-const GOOD_MESSAGES: u32 = 16;
+const VALID_MESSAGES: u32 = 16;
 /// Shortest time between two log lines about the same problem.
-const COMPLAINT_INTERVAL: Nanos = Nanos::from_secs(60);
+const LOG_INTERVAL: Nanos = Nanos::from_secs(60);
 /// Valid block sizes: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
 pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
 
@@ -44,7 +44,7 @@ pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
     /// It sent an invalid message, and is trusted again after this many valid ones.
-    Garbage { good_ahead: u32 },
+    InvalidMessage { valid_ahead: u32 },
     /// Its block size differs from the pool's.
     BlockSize,
     /// It reports another rank than expected.
@@ -59,13 +59,13 @@ pub(super) struct Applier {
     connected: bool,
     /// The endpoint's blocks from the snapshot, before they are verified.
     kept: Option<Entry>,
-    hands: Hands,
+    executor: Executor,
     /// The feed is over its allowance, and waits.
     too_busy: bool,
 }
 
 /// Carries out the steps of the state machine.
-struct Hands {
+struct Executor {
     fleet: Arc<Fleet>,
     pool: Arc<ModelPool>,
     endpoint: EndpointId,
@@ -84,7 +84,7 @@ struct Hands {
     /// Counters of streams that have ended.
     before: Counters,
     events: Events,
-    complained: Option<(String, Nanos)>,
+    last_logged: Option<(String, Nanos)>,
     allowance: Allowance,
     /// The endpoint has the pool's block size.
     agreed: Option<u32>,
@@ -105,7 +105,7 @@ impl Applier {
         kept: Option<Entry>,
     ) -> Self {
         let seed = ChainSeed::new(&pool.model, None, None);
-        let hands = Hands {
+        let executor = Executor {
             fleet,
             pool,
             endpoint,
@@ -121,13 +121,13 @@ impl Applier {
             silent: false,
             before: Counters::default(),
             events: Events::default(),
-            complained: None,
+            last_logged: None,
             allowance: Allowance::default(),
             agreed: None,
             must_start_over: false,
         };
         let sequence = Sequence::new(config(&feed));
-        Self { feed, sequence, connected: false, kept, hands, too_busy: false }
+        Self { feed, sequence, connected: false, kept, executor, too_busy: false }
     }
 
     /// Applies messages until the feed is closed.
@@ -154,7 +154,7 @@ impl Applier {
                 },
             }
         }
-        self.hands.stop_replay();
+        self.executor.stop_replay();
     }
 
     /// Restores the blocks from the snapshot. They are not trusted until the replay has confirmed them.
@@ -162,11 +162,11 @@ impl Applier {
         let Some(Entry { position, block_tokens, events, .. }) = self.kept.take() else { return };
         let feed = Arc::clone(&self.feed);
         let stage = feed.stage();
-        if !stage.open || self.hands.agree(block_tokens).is_err() {
+        if !stage.open || self.executor.agree(block_tokens).is_err() {
             return;
         }
         for event in &events {
-            self.hands.pool.router.apply(self.hands.endpoint, event);
+            self.executor.pool.router.apply(self.executor.endpoint, event);
         }
         self.sequence = Sequence::resumed(config(&feed), position);
     }
@@ -174,15 +174,15 @@ impl Applier {
     /// Applies some of the queued messages; returns whether the feed is still open.
     fn turn(&mut self) -> bool {
         let feed = Arc::clone(&self.feed);
-        let now = self.hands.fleet.clock.now();
+        let now = self.executor.fleet.clock.now();
         self.wait_for_allowance(now);
-        let before = self.hands.allowance.done();
+        let before = self.executor.allowance.done();
         for _ in 0..MESSAGES_PER_TURN {
             let mut stage = feed.stage();
             if !stage.open {
                 return false;
             }
-            if self.too_busy || self.hands.allowance.done() - before > WORK_PER_TURN {
+            if self.too_busy || self.executor.allowance.done() - before > WORK_PER_TURN {
                 break;
             }
             let Some(item) = feed.queue.pop() else { break };
@@ -192,10 +192,10 @@ impl Applier {
         }
         let mut stage = feed.stage();
         if stage.open {
-            let now = self.hands.fleet.clock.now();
-            self.sequence.tick(now, &mut |step| self.hands.carry_out(now, step));
-            self.hands.listen(now);
-            if std::mem::take(&mut self.hands.must_start_over) {
+            let now = self.executor.fleet.clock.now();
+            self.sequence.tick(now, &mut |step| self.executor.carry_out(now, step));
+            self.executor.check_silence(now);
+            if std::mem::take(&mut self.executor.must_start_over) {
                 feed.start_over();
             }
             let live = self.settle();
@@ -206,10 +206,10 @@ impl Applier {
 
     /// Notes whether the feed is over its allowance and has to wait.
     fn wait_for_allowance(&mut self, now: Nanos) {
-        let waits = !self.hands.allowance.refill(now) && self.feed.queue.figures().0 > 0;
+        let waits = !self.executor.allowance.refill(now) && self.feed.queue.figures().0 > 0;
         if waits && !self.too_busy {
-            self.hands.fleet.metrics.limits.reached(Reached::KvEventWork);
-            self.hands.complain(
+            self.executor.fleet.metrics.limits.reached(Reached::KvEventWork);
+            self.executor.log_problem(
                 now,
                 &format!("it reports more than {WORK_PER_S_MAX} blocks and events per second: its messages are delayed"),
             );
@@ -218,45 +218,46 @@ impl Applier {
     }
 
     fn take(&mut self, item: Item) {
-        let now = self.hands.fleet.clock.now();
-        let Self { sequence, hands, connected, .. } = self;
-        let mut out = |step: Step<'_>| hands.carry_out(now, step);
+        let now = self.executor.fleet.clock.now();
+        let Self { sequence, executor, connected, .. } = self;
+        let mut out = |step: Step<'_>| executor.carry_out(now, step);
         match item {
             Item::Connected => {
                 *connected = true;
                 sequence.connected(now, &mut out);
-                hands.feed.seen_mut().connected = true;
+                executor.feed.seen_mut().connected = true;
                 // The feed is tried again after a reconnect. Blocks that were skipped meanwhile have to be replayed.
-                match hands.refusal.take() {
-                    None | Some(Refusal::Garbage { .. }) => {}
-                    Some(Refusal::BlockSize | Refusal::OtherRank) => hands.must_start_over = true,
+                match executor.refusal.take() {
+                    None | Some(Refusal::InvalidMessage { .. }) => {}
+                    Some(Refusal::BlockSize | Refusal::OtherRank) => executor.must_start_over = true,
                 }
             }
             Item::Disconnected(why) => {
                 if std::mem::take(connected) {
                     sequence.disconnected();
-                    let mut seen = hands.feed.seen_mut();
+                    let mut seen = executor.feed.seen_mut();
                     seen.connected = false;
                     seen.disconnects += 1;
                 }
-                hands.problem = Some(format!("no subscription to {}: {why}", hands.feed.source.address));
+                executor.problem =
+                    Some(format!("no subscription to {}: {why}", executor.feed.source.address));
             }
             // Messages of an engine that is gone.
             Item::Live { .. } | Item::Overflowed if !*connected => {}
             Item::Live { seq, payload } => sequence.live(now, seq, &payload, &mut out),
             Item::Overflowed => sequence.overflowed(now, &mut out),
-            Item::Malformed(why) => hands.garbage(now, why),
+            Item::Malformed(why) => executor.reject_message(now, why),
             Item::Replayed { round, seq, payload } => sequence.replayed(now, round, seq, &payload, &mut out),
             Item::ReplayEnded(round) => sequence.replay_ended(now, round, &mut out),
             Item::ReplayFailed(round, why) => {
                 sequence.replay_failed(now, round, &mut out);
-                hands.complain(now, &format!("replay failed: {why}"));
+                executor.log_problem(now, &format!("replay failed: {why}"));
             }
             Item::StartOver => {
-                hands.end_of_stream(now, sequence.counters());
-                *sequence = Sequence::new(config(&hands.feed));
+                executor.end_of_stream(now, sequence.counters());
+                *sequence = Sequence::new(config(&executor.feed));
                 *connected = false;
-                hands.feed.seen_mut().connected = false;
+                executor.feed.seen_mut().connected = false;
             }
         }
     }
@@ -264,23 +265,23 @@ impl Applier {
     /// When the next timer is due.
     fn deadline(&self) -> Option<Instant> {
         let sequence = self.sequence.next_deadline();
-        let allowed = self.too_busy.then(|| self.hands.allowance.next());
-        let at = [sequence, self.hands.silent_at(), allowed].into_iter().flatten().min()?;
-        let ahead = at.0.saturating_sub(self.hands.fleet.clock.now().0);
+        let allowed = self.too_busy.then(|| self.executor.allowance.next());
+        let at = [sequence, self.executor.silent_at(), allowed].into_iter().flatten().min()?;
+        let ahead = at.0.saturating_sub(self.executor.fleet.clock.now().0);
         Some(Instant::now() + Duration::from_nanos(ahead))
     }
 
     /// Reports the feed's state to the router and to operators; returns whether the feed is live.
     fn settle(&mut self) -> bool {
         let trusted = self.connected && self.sequence.trusted();
-        let hands = &mut self.hands;
-        if hands.agreed.is_some() && self.feed.parity().is_mismatch() {
-            hands.forget_size();
+        let executor = &mut self.executor;
+        if executor.agreed.is_some() && self.feed.parity().is_mismatch() {
+            executor.forget_size();
         }
-        let (state, problem) = hands.worth(self.connected, trusted);
+        let (state, problem) = executor.state_and_problem(self.connected, trusted);
         let mut seen = self.feed.seen_mut();
         seen.seq = self.sequence.position().map(|position| position.seq);
-        seen.stream = added(hands.before, self.sequence.counters());
+        seen.stream = added(executor.before, self.sequence.counters());
         seen.problem = problem.clone();
         let before = std::mem::replace(&mut seen.state, state);
         if before == state {
@@ -290,26 +291,26 @@ impl Applier {
             seen.refusals += 1;
         }
         drop(seen);
-        hands.pool.set_feed(hands.endpoint, state);
-        let (feed, model) = (&*hands.feed.name, &hands.pool.model);
+        executor.pool.set_feed(executor.endpoint, state);
+        let (feed, model) = (&*executor.feed.name, &executor.pool.model);
         let (from, to, problem) = (before.name(), state.name(), problem.unwrap_or_default());
         match state {
             cache_accuracy::Feed::Refused => {
-                tracing::error!(feed, model, from, to, problem, "KV events cannot be used");
+                tracing::error!(feed, model, from, to, problem, "KV event feed cannot be used");
             }
-            _ => tracing::info!(feed, model, from, to, problem, "KV events"),
+            _ => tracing::info!(feed, model, from, to, problem, "KV event feed changed state"),
         }
         state == cache_accuracy::Feed::Live
     }
 }
 
-// === impl Hands ===
+// === impl Executor ===
 
-impl Hands {
+impl Executor {
     fn carry_out(&mut self, now: Nanos, step: Step<'_>) {
         match step {
             Step::Apply { payload, .. } => self.apply(now, payload),
-            Step::Replay { round, from } => self.ask(round, from),
+            Step::Replay { round, from } => self.request_replay(round, from),
             Step::Clear(cause) => {
                 let name = match cause {
                     Cause::Restarted => "the engine has restarted",
@@ -333,12 +334,12 @@ impl Hands {
         let decoded = decode(payload, &mut self.batch);
         self.allowance.take(self.batch.work(), payload.len());
         if let Err(why) = decoded {
-            return self.garbage(now, &why.to_string());
+            return self.reject_message(now, &why.to_string());
         }
-        self.feed.note_speech(now);
-        if let Some(Refusal::Garbage { good_ahead }) = &mut self.refusal {
-            *good_ahead -= 1;
-            if *good_ahead == 0 {
+        self.feed.note_event(now);
+        if let Some(Refusal::InvalidMessage { valid_ahead }) = &mut self.refusal {
+            *valid_ahead -= 1;
+            if *valid_ahead == 0 {
                 self.refusal = None;
             }
         }
@@ -427,7 +428,8 @@ impl Hands {
         }
         sizes.insert(self.endpoint, size);
         if self.pool.router.set_block_tokens(size) {
-            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size learned");
+            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size set \
+                                                                                                  from KV events");
         }
         drop(sizes);
         self.agreed = Some(size);
@@ -456,13 +458,13 @@ impl Hands {
     }
 
     /// An invalid message. Its changes are unknown, so all blocks of the endpoint are dropped.
-    fn garbage(&mut self, now: Nanos, why: &str) {
+    fn reject_message(&mut self, now: Nanos, why: &str) {
         self.feed.seen_mut().undecodable += 1;
         let why = format!("invalid message: {why}");
-        self.complain(now, &why);
+        self.log_problem(now, &why);
         self.clear();
-        if matches!(self.refusal, None | Some(Refusal::Garbage { .. })) {
-            self.refusal = Some(Refusal::Garbage { good_ahead: GOOD_MESSAGES });
+        if matches!(self.refusal, None | Some(Refusal::InvalidMessage { .. })) {
+            self.refusal = Some(Refusal::InvalidMessage { valid_ahead: VALID_MESSAGES });
             self.problem = Some(why);
         }
     }
@@ -471,7 +473,7 @@ impl Hands {
         self.pool.router.apply(self.endpoint, &KvEvent::Cleared);
     }
 
-    fn ask(&mut self, round: Round, from: u64) {
+    fn request_replay(&mut self, round: Round, from: u64) {
         self.stop_replay();
         let (feed, patience) = (Arc::clone(&self.feed), self.patience);
         let replay = self.sockets.spawn(async move { replay(&feed, patience, round, from).await });
@@ -492,7 +494,7 @@ impl Hands {
         self.linker = Linker::default();
         self.forget_size();
         self.refusal = None;
-        self.feed.note_speech(now);
+        self.feed.note_event(now);
         self.silent = false;
     }
 
@@ -500,12 +502,12 @@ impl Hands {
     fn silent_at(&self) -> Option<Nanos> {
         let after = self.fleet.settings().kv_events.silent_after;
         let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
-        self.feed.owes_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
+        self.feed.event_due_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
     }
 
     /// Checks whether an event has been due for too long, or has arrived.
-    fn listen(&mut self, now: Nanos) {
-        if self.feed.owes_since().is_none() {
+    fn check_silence(&mut self, now: Nanos) {
+        if self.feed.event_due_since().is_none() {
             self.silent = false;
         } else if self.silent_at().is_some_and(|at| at <= now) {
             self.silent = true;
@@ -514,7 +516,7 @@ impl Hands {
     }
 
     /// The feed's state, and why it is not better.
-    fn worth(&self, connected: bool, trusted: bool) -> (cache_accuracy::Feed, Option<String>) {
+    fn state_and_problem(&self, connected: bool, trusted: bool) -> (cache_accuracy::Feed, Option<String>) {
         use cache_accuracy::Feed::{Absent, Live, Refused, Syncing};
         if self.refusal.is_some() {
             return (Refused, self.problem.clone());
@@ -524,30 +526,31 @@ impl Hands {
         }
         if !connected {
             // The feed's address is only assumed, so its absence is not an error.
-            let guessed = self.feed.source.told_by == ToldBy::Convention && self.events == Events::default();
+            let guessed =
+                self.feed.source.found_by == FoundBy::Convention && self.events == Events::default();
             return (if guessed { Absent } else { Syncing }, self.problem.clone());
         }
         if self.silent {
-            let why = "silent: the engine answered requests whose prompts fill new blocks, but sent no event: \
+            let why = "silent: the engine answered requests whose prompts fill new blocks, but published no event; \
                        check the topic and the address of its feed";
             return (Syncing, Some(why.into()));
         }
         if !trusted {
-            return (Syncing, Some("catching up: missing messages have been requested".into()));
+            return (Syncing, Some("catching up: missing messages were requested".into()));
         }
         (Live, None)
     }
 
     /// Logs a problem, unless it was logged a moment ago.
-    fn complain(&mut self, now: Nanos, what: &str) {
-        if let Some((last, at)) = &self.complained
+    fn log_problem(&mut self, now: Nanos, what: &str) {
+        if let Some((last, at)) = &self.last_logged
             && last == what
-            && now - *at < COMPLAINT_INTERVAL
+            && now - *at < LOG_INTERVAL
         {
             return;
         }
-        tracing::warn!(feed = %self.feed.name, problem = what, "KV events");
-        self.complained = Some((what.to_owned(), now));
+        tracing::warn!(feed = %self.feed.name, problem = what, "KV event feed problem");
+        self.last_logged = Some((what.to_owned(), now));
     }
 }
 

@@ -9,13 +9,13 @@ use kvlane_http::network::leads_here;
 use kvlane_wire::engine::{FeedSource, resolve};
 
 use kvlane_fleet::feed::config::KvEvents;
-use kvlane_fleet::feed::{Source, ToldBy};
+use kvlane_fleet::feed::{FoundBy, Source};
 use kvlane_fleet::worker::Rank;
 use kvlane_fleet::worker::config::FeedSpec;
 
 /// The engine's answer about its feeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum FeedsAnswer {
     /// The query failed: the previous answer stays valid.
     Nothing,
     /// These feeds; empty if it has none.
@@ -28,14 +28,14 @@ pub fn ranks(
     config: &KvEvents,
     host: &str,
     configured: &[FeedSpec],
-    told: Told,
+    told: FeedsAnswer,
     reports: &[(u32, LoadReport)],
     known: &[Rank],
 ) -> Vec<Rank> {
     let told = match told {
-        Told::Nothing if !known.is_empty() => return known.to_vec(),
-        Told::Nothing => Vec::new(),
-        Told::Feeds(feeds) => feeds,
+        FeedsAnswer::Nothing if !known.is_empty() => return known.to_vec(),
+        FeedsAnswer::Nothing => Vec::new(),
+        FeedsAnswer::Feeds(feeds) => feeds,
     };
     let reported: Vec<u32> = match reports {
         // A page without load, or none: an engine that has just started reports nothing yet.
@@ -63,10 +63,10 @@ pub fn ranks(
         let place = if several { number as usize } else { place };
         if let Some(feed) = configured.get(place) {
             let replay = feed.replay.as_deref();
-            return source(host, &feed.endpoint, replay, &feed.topic, ToldBy::Configuration);
+            return source(host, &feed.endpoint, replay, &feed.topic, FoundBy::Configuration);
         }
         if let Some(feed) = told.iter().find(|feed| feed.rank == number) {
-            return source(host, &feed.endpoint, feed.replay.as_deref(), &feed.topic, ToldBy::Engine);
+            return source(host, &feed.endpoint, feed.replay.as_deref(), &feed.topic, FoundBy::Engine);
         }
         if !told.is_empty() || !configured.is_empty() {
             return None;
@@ -74,7 +74,7 @@ pub fn ranks(
         let of_rank = |port: u16| (port > 0).then(|| u32::from(port).checked_add(number)).flatten();
         let address = |port: u16| of_rank(port).map(|port| format!("tcp://*:{port}"));
         let replay = address(config.replay_port);
-        source(host, &address(config.port)?, replay.as_deref(), "", ToldBy::Convention)
+        source(host, &address(config.port)?, replay.as_deref(), "", FoundBy::Convention)
     };
     numbers
         .iter()
@@ -84,11 +84,17 @@ pub fn ranks(
 }
 
 /// A source at these addresses, in the notations of engines and operators, if valid.
-fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by: ToldBy) -> Option<Source> {
+fn source(
+    host: &str,
+    endpoint: &str,
+    replay: Option<&str>,
+    topic: &str,
+    found_by: FoundBy,
+) -> Option<Source> {
     let reachable = |address: &str| {
         let address = resolve(address, host)?;
         // An engine that reports a loopback address means its own machine.
-        let elsewhere = told_by == ToldBy::Engine && !is_loopback(host);
+        let elsewhere = found_by == FoundBy::Engine && !is_loopback(host);
         let port = address.rsplit_once(':').filter(|(at, _)| elsewhere && is_loopback(at));
         port.map_or(Some(address.clone()), |(_, port)| resolve(&format!("tcp://*:{port}"), host))
     };
@@ -96,7 +102,7 @@ fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by
         address: reachable(endpoint)?,
         replay: replay.and_then(reachable),
         topic: topic.into(),
-        told_by,
+        found_by,
     })
 }
 
@@ -117,7 +123,7 @@ mod tests {
         ranks.iter().map(|&rank| (rank, idle)).collect()
     }
 
-    fn told(feeds: &[(u32, &str, Option<&str>)]) -> Told {
+    fn told(feeds: &[(u32, &str, Option<&str>)]) -> FeedsAnswer {
         let feed = |&(rank, endpoint, replay): &(u32, &str, Option<&str>)| FeedSource {
             rank,
             endpoint: endpoint.into(),
@@ -125,11 +131,11 @@ mod tests {
             topic: "kv".into(),
             block_tokens: None,
         };
-        Told::Feeds(feeds.iter().map(feed).collect())
+        FeedsAnswer::Feeds(feeds.iter().map(feed).collect())
     }
 
     /// Each rank with its address and its replay's, as `rank address replay`.
-    fn check(config: &KvEvents, configured: &[&str], told: Told, reported: &[u32], expect: &[&str]) {
+    fn check(config: &KvEvents, configured: &[&str], told: FeedsAnswer, reported: &[u32], expect: &[&str]) {
         let configured: Vec<FeedSpec> = configured.iter().map(|endpoint| FeedSpec::new(endpoint)).collect();
         let found = ranks(config, HOST, &configured, told, &reports(reported), &[]);
         let shown = |rank: &Rank| match &rank.source {
@@ -158,7 +164,7 @@ mod tests {
             &[0, 1],
             &["0 10.0.0.7:5557 10.0.0.7:5657", "1 10.0.0.7:5558 10.0.0.7:5658"],
         );
-        check(&by_port, &[], Told::Nothing, &[], &["0 10.0.0.7:5557 10.0.0.7:5657"]);
+        check(&by_port, &[], FeedsAnswer::Nothing, &[], &["0 10.0.0.7:5557 10.0.0.7:5657"]);
     }
 
     #[test]
@@ -171,7 +177,7 @@ mod tests {
     #[test]
     fn ranks_are_discovered_with_kv_events_off() {
         let off = KvEvents { enabled: false, port: 5557, ..KvEvents::default() };
-        check(&off, &["tcp://x:8"], Told::Nothing, &[0, 1], &["0 -", "1 -"]);
+        check(&off, &["tcp://x:8"], FeedsAnswer::Nothing, &[0, 1], &["0 -", "1 -"]);
     }
 
     #[test]
@@ -190,7 +196,7 @@ mod tests {
         let config = KvEvents::default();
         let before =
             ranks(&config, HOST, &[], told(&[(0, "tcp://*:1", None), (1, "tcp://*:2", None)]), &[], &[]);
-        assert_eq!(ranks(&config, HOST, &[], Told::Nothing, &reports(&[0]), &before), before);
+        assert_eq!(ranks(&config, HOST, &[], FeedsAnswer::Nothing, &reports(&[0]), &before), before);
         let numbers = |ranks: Vec<Rank>| ranks.iter().map(|rank| rank.number).collect::<Vec<_>>();
         assert_eq!(numbers(ranks(&config, HOST, &[], told(&[]), &[], &before)), [0, 1]);
         assert_eq!(numbers(ranks(&config, HOST, &[], told(&[]), &reports(&[0]), &before)), [0]);

@@ -31,7 +31,7 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::unix_time;
-use kvlane_fleet::feed::{EventFeed, FeedFacts, Source, ToldBy};
+use kvlane_fleet::feed::{EventFeed, FeedFacts, FoundBy, Source};
 use kvlane_fleet::panics::AGAIN;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::Worker;
@@ -86,7 +86,8 @@ impl Ingest {
             && pool.block_sizes().is_empty()
             && pool.router.set_block_tokens(size)
         {
-            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size reported by the engine");
+            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size set from the \
+                                                                                        engine's metrics");
         }
         let patience = {
             let settings = self.fleet.settings();
@@ -121,7 +122,7 @@ impl Ingest {
                 }
                 aborts.iter().for_each(AbortHandle::abort);
                 tracing::error!(feed = %feed.name, "KV event feed task panicked; restarting it");
-                if !disbelieve(&feed, &pool, endpoint) {
+                if !distrust(&feed, &pool, endpoint) {
                     return;
                 }
                 tokio::select! {
@@ -141,14 +142,14 @@ fn allowed(host: &str, source: &Source) -> Option<Allowed> {
         let told = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
         !told.trim_start_matches('[').trim_end_matches(']').eq_ignore_ascii_case(host)
     };
-    let led_away = source.told_by == ToldBy::Engine
+    let led_away = source.found_by == FoundBy::Engine
         && [Some(&source.address), source.replay.as_ref()].into_iter().flatten().any(leads_away);
     led_away.then(|| Allowed::anywhere(!is_loopback(host)))
 }
 
 /// A task of the feed has panicked: its blocks are dropped until a full replay. Returns whether the feed is still
 /// open.
-fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool {
+fn distrust(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool {
     let mut stage = feed.stage();
     if !stage.open {
         return false;
@@ -159,7 +160,7 @@ fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool 
         let mut seen = feed.seen_mut();
         seen.state = cache_accuracy::Feed::Syncing;
         seen.connected = false;
-        seen.problem = Some("a task of this feed panicked; the feed is read again from the start".into());
+        seen.problem = Some("a task of this feed panicked; resyncing the feed".into());
     }
     pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
     drop(stage);
@@ -226,8 +227,8 @@ mod tests {
 
     use super::*;
 
-    fn source(address: &str, told_by: ToldBy) -> Source {
-        Source { address: address.into(), replay: None, topic: String::new(), told_by }
+    fn source(address: &str, found_by: FoundBy) -> Source {
+        Source { address: address.into(), replay: None, topic: String::new(), found_by }
     }
 
     #[test]
@@ -241,7 +242,7 @@ mod tests {
             ("fd00::7", "[::1]:80", "::1"),
             ("127.0.0.1", "169.254.169.254:80", "169.254.169.254"),
         ] {
-            let allowed = allowed(host, &source(address, ToldBy::Engine)).expect("another host");
+            let allowed = allowed(host, &source(address, FoundBy::Engine)).expect("another host");
             let refused: IpAddr = refused.parse().expect("an address");
             assert!(allowed.check(refused).is_err(), "{host} may announce {address}");
             assert_eq!(
@@ -251,9 +252,9 @@ mod tests {
             );
         }
         let replay =
-            Source { replay: Some("169.254.169.254:80".into()), ..source("10.0.0.7:1", ToldBy::Engine) };
+            Source { replay: Some("169.254.169.254:80".into()), ..source("10.0.0.7:1", FoundBy::Engine) };
         assert!(allowed("10.0.0.7", &replay).is_some(), "its replay, too");
-        let beside = allowed("127.0.0.1", &source("10.0.0.7:1", ToldBy::Engine)).expect("another host");
+        let beside = allowed("127.0.0.1", &source("10.0.0.7:1", FoundBy::Engine)).expect("another host");
         assert_eq!(
             beside.check(IpAddr::from([127, 0, 0, 1])),
             Ok(()),
@@ -262,9 +263,9 @@ mod tests {
         for (host, address) in
             [("10.0.0.7", "10.0.0.7:5557"), ("fd00::7", "[fd00::7]:1"), ("GPU-1", "gpu-1:1")]
         {
-            assert_eq!(allowed(host, &source(address, ToldBy::Engine)), None, "its own host: {address}");
+            assert_eq!(allowed(host, &source(address, FoundBy::Engine)), None, "its own host: {address}");
         }
-        let configured = source("169.254.1.1:1", ToldBy::Configuration);
+        let configured = source("169.254.1.1:1", FoundBy::Configuration);
         assert_eq!(allowed("10.0.0.7", &configured), None, "the configuration may name any");
     }
 }

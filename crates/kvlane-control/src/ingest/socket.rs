@@ -67,7 +67,7 @@ pub(super) async fn subscribe(feed: &EventFeed, patience: Patience) {
             () = feed.reconnect.notified() => Ended::Asked,
             () = feed.closed.cancelled() => return,
         };
-        tracing::debug!(feed = %feed.name, address = feed.source.address, %ended, "no subscription");
+        tracing::debug!(feed = %feed.name, address = feed.source.address, %ended, "KV event subscription ended");
         feed.queue.tell(Item::Disconnected(ended.to_string()));
         pause = match (&ended, stood) {
             (Ended::Asked, _) => Duration::ZERO,
@@ -152,7 +152,7 @@ struct Peer {
     heard: Instant,
     next_ping: Instant,
     ready: bool,
-    /// The peer answers pings, so its silence is an error. Before the handshake every peer owes an answer.
+    /// The peer answers pings, so its silence is an error. Before the handshake every peer must answer.
     answers: bool,
 }
 

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_begins_like_whoever_brought_the_longest_beginning_of_it() {
+    fn a_prompt_shares_with_the_request_of_its_longest_prefix() {
         let mut sharing = Sharing::new(100);
         assert_eq!(sharing.of(RequestId(1), &hashes(&[1, 2, 3])), None);
         assert_eq!(sharing.of(RequestId(2), &hashes(&[1, 2, 30, 40])), Some((RequestId(1), 2)));

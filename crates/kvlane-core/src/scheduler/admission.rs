@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waited_goes_where_its_prefix_is_by_then() {
+    fn a_queued_request_goes_where_its_prefix_is_when_it_is_dispatched() {
         let mut world = World::new(patient(1), 2);
         world.arrive(0, 100, &[]);
         assert_eq!(world.arrive(1, 100, &[(endpoint(0), 96)]), []);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_called_has_its_room_and_gives_it_back_if_it_goes() {
+    fn a_dequeued_request_keeps_its_slot_and_returns_it_when_it_ends() {
         let mut world = World::new(patient(1), 1);
         world.arrive(0, 100, &[]);
         (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_called_and_finds_nobody_is_the_next_again() {
+    fn a_dequeued_request_that_loses_its_slot_is_the_next_again() {
         let mut world = World::new(Config { endpoint_in_flight_max: 1, ..patient(0) }, 1);
         world.arrive(0, 100, &[]);
         (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_the_one_that_is_let_through_is_not_forgotten_when_a_retry_is() {
+    fn requests_that_wait_for_a_half_open_probe_are_kept_when_a_retry_is_the_probe() {
         let breaker = breaker::Config { failure_threshold: 1, ..breaker::Config::default() };
         let mut world = World::new(Config { endpoint_in_flight_max: 3, breaker, ..patient(0) }, 1);
         (0..5).for_each(|id| _ = world.arrive(id, 100, &[]));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_refused_hears_how_long_the_queue_takes() {
+    fn a_rejected_request_gets_the_expected_wait_of_the_queue() {
         let mut world = World::new(Config { queue_len_max: 19, ..patient(10) }, 1);
         let mut id = 0;
         // Two finish per second, for a minute, while 19 wait.

@@ -4,8 +4,8 @@
 //! - An endpoint accepts requests if it is healthy and not draining, makes progress, its breaker admits requests, it is
 //!   not in back-off, and it is not full. A recovered endpoint gets less than its share at first (slow start).
 //! - While endpoints are only busy or full, requests wait for them, if there is a queue.
-//! - Where no endpoint is worth waiting for, the least bad one is tried: an attempt may succeed where a rejection
-//!   certainly fails.
+//! - While every endpoint's breaker is open, the one that closes first is tried: an attempt may succeed where a
+//!   rejection certainly fails.
 
 use super::in_flight::InFlightRequest;
 use super::{Input, Output, Scheduler};
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left() {
+    fn a_stalled_endpoint_gets_no_requests_until_it_recovers_or_all_are_stalled() {
         let mut world = world(2, usual());
         let stall = |world: &mut World, slot, stalled| {
             world.step(Input::Stalled { endpoint: endpoint(slot), stalled })
@@ -613,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_one_endpoint_keeps_nobody_from_another() {
+    fn a_request_that_waits_for_one_endpoint_does_not_block_others() {
         let mut world = world(2, Config { endpoint_in_flight_max: 2, ..usual() });
         for id in 0..2 {
             assert_eq!(placed(&arrive(&mut world, id, 0, &[1])), Some(endpoint(0)));
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_fleet_that_goes_is_told() {
+    fn queued_requests_are_rejected_when_the_fleet_leaves() {
         let mut world = world(1, Config { endpoint_in_flight_max: 1, ..usual() });
         arrive(&mut world, 0, 0, &[]);
         assert_eq!(arrive(&mut world, 1, 0, &[]), []);

@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_whose_first_token_nobody_sees_counts_as_computed_when_it_should_be() {
+    fn a_prompt_without_an_observed_first_token_counts_as_computed_at_its_estimated_time() {
         let mut world = World::new(config("least_load"), 1);
         for whole_answer in [false, true] {
             let id = RequestId(u64::from(whole_answer));
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_stream_is_charged_for_as_many_tokens() {
+    fn a_response_that_is_not_streamed_is_charged_the_same_tokens() {
         let served = |stream: bool| {
             let mut world = World::new(Config { in_flight_max: 1, ..config("least_load") }, 1);
             let arrive = |world: &mut World, id: u64, tenant: u64, prompt_tokens: u32| {
@@ -772,7 +772,7 @@ mod tests {
 
     /// Invariant: No request is queued while there is capacity, and the queue is bounded in length and time.
     ///
-    /// Also held by `whatever_happens_the_ledger_returns_to_zero_and_nobody_is_lost_or_answered_twice`.
+    /// Also held by `the_ledger_returns_to_zero_and_no_request_is_lost_or_answered_twice`.
     #[test]
     fn beyond_the_limits_requests_wait_then_are_shed_then_expire() {
         let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_joins_unfit_or_draining_gets_nothing() {
+    fn an_endpoint_that_joins_unhealthy_or_draining_gets_no_requests() {
         let mut world = World::new(config("round_robin"), 1);
         for (healthy, draining) in [(false, false), (true, true)] {
             let endpoint = world.scheduler.pool.next_id().expect("room");
@@ -883,7 +883,7 @@ mod tests {
     ///
     /// Also held by `the_limit_is_set_when_the_fleet_thrashes_and_follows_what_is_wasted`.
     #[test]
-    fn a_new_conversation_waits_for_room_and_nobody_waits_for_it() {
+    fn a_new_conversation_waits_for_room_and_blocks_no_other_request() {
         let patient = Nanos::from_secs(1000);
         let config = Config { session_admission: true, queue_timeout: patient, ..config("round_robin") };
         let mut world = World::new(config, 1);
@@ -909,7 +909,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_back_goes_before_whoever_begins() {
+    fn a_returning_conversation_goes_before_a_new_one() {
         let patient = Nanos::from_secs(1000);
         let config = Config { session_admission: true, queue_timeout: patient, ..config("round_robin") };
         let mut world = World::new(config, 1);
@@ -997,7 +997,7 @@ mod tests {
         /// Invariant: Every request is answered at most once and is never lost; when all have ended, the ledger is
         /// zero.
         #[test]
-        fn whatever_happens_the_ledger_returns_to_zero_and_nobody_is_lost_or_answered_twice(
+        fn the_ledger_returns_to_zero_and_no_request_is_lost_or_answered_twice(
             acts in prop::collection::vec(act(), 1..200),
             policy in 0..PolicyConfig::NAMES.len(),
             in_flight_max in 0u32..6,

@@ -57,7 +57,8 @@ pub enum ConfigError {
     Architecture(String),
     /// An unsupported quantisation.
     #[error(
-        "quantisation `{0}` is not modelled; known are fp8 and mxfp4. Remove `quantization_config` for 16 bits"
+        "quantisation `{0}` is not modelled; known are fp8 and mxfp4. To model 16-bit weights, remove \
+         `quantization_config`"
     )]
     Quantisation(String),
 }
@@ -200,7 +201,11 @@ impl<'a> Config<'a> {
         let leading = self.optional_number("first_k_dense_replace")?.unwrap_or(0);
         let dense_layers = (leading.max(listed as u32) + (layers - layers / step)).min(layers);
         if per_token > count {
-            return Err(unexpected("num_experts_per_tok", &Value::from(per_token), "at most all experts"));
+            return Err(unexpected(
+                "num_experts_per_tok",
+                &Value::from(per_token),
+                "at most the number of experts",
+            ));
         }
         Ok(Some(Experts { count, per_token, ffn, shared_ffn, dense_layers, weights }))
     }

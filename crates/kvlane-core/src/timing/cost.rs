@@ -14,9 +14,10 @@ const ROTARY_BYTES: f64 = 9.0;
 const ACTIVATION_BYTES: f64 = 11.0;
 
 /// Share of the repeated reads of blocks shared by several sequences of a step that the L2 cache serves. Sequences of
-/// one prefix group are spread over the batch, so only those whose kernels run at the same time profit. The only
-/// constant taken from llm-d's precise-prefix ladder alone (llm-d/llm-d, commit d73b625), where a step reads up to four
-/// times as many tokens as its cache holds; with 0 the modelled output rate is 9 % low, with this value 3 %.
+/// one prefix group are spread over the batch, so only those whose kernels run at the same time profit. Fitted
+/// to llm-d's precise-prefix ladder (llm-d/llm-d, commit d73b625), where a step reads up to four times as many tokens as
+/// its cache holds: with 0 the modelled output rate is 9 % low, with this value 3 %. The three other values fitted to that
+/// ladder are settings of the scenario `seed-001` (docs/simulator.md).
 const SHARED_READ_SAVED: f64 = 0.20;
 
 /// A negligible share of untouched experts.

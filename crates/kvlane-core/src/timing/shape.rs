@@ -254,7 +254,7 @@ impl ModelShape {
         let of_kv =
             if self.latent.is_some() { String::new() } else { format!(" and {kv_heads} key-value heads") };
         Err(format!(
-            "{gpus} GPUs cannot share {heads} attention heads{of_kv} evenly (tensor parallelism); take one of {}",
+            "{gpus} GPUs cannot share {heads} attention heads{of_kv} evenly (tensor parallelism); use one of {}",
             fine.join(", ")
         ))
     }

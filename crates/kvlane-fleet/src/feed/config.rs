@@ -19,7 +19,7 @@ pub struct KvEvents {
     pub queue_messages: usize,
     /// Bytes of those messages.
     pub queue_bytes: usize,
-    /// Silence after which a feed that owes an event counts as broken.
+    /// Silence after which a feed whose event is due counts as broken.
     #[serde(with = "humantime_serde")]
     pub silent_after: Duration,
     /// Time between two heartbeats on an engine's socket; after three times as long without any, the connection is

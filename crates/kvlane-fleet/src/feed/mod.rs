@@ -38,12 +38,12 @@ pub struct Source {
     /// Prefix of its messages' topics.
     pub topic: String,
     /// The origin of this address.
-    pub told_by: ToldBy,
+    pub found_by: FoundBy,
 }
 
 /// The origin of a feed's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToldBy {
+pub enum FoundBy {
     /// The configuration of this worker.
     Configuration,
     /// The engine.
@@ -75,7 +75,7 @@ pub struct EventFeed {
     /// When the last batch arrived, in nanoseconds of the gateway's clock; 0 for never.
     pub spoke_at: AtomicU64,
     /// Since when an event is due; 0 if none is.
-    pub owes_since: AtomicU64,
+    pub event_due_since: AtomicU64,
     /// Whether the engine counts tokens as the gateway does.
     pub parity: Mutex<Parity>,
     /// Tokens of a block, known from the engine's metrics before the first event.
@@ -107,9 +107,9 @@ pub struct Stage {
     pub live_at: Option<Position>,
 }
 
-// === impl ToldBy ===
+// === impl FoundBy ===
 
-impl ToldBy {
+impl FoundBy {
     /// Its name in the admin API.
     pub const fn name(self) -> &'static str {
         match self {
@@ -137,7 +137,7 @@ impl EventFeed {
             stage: Mutex::new(Stage { open: true, live_at: None }),
             seen: Mutex::default(),
             spoke_at: AtomicU64::new(0),
-            owes_since: AtomicU64::new(0),
+            event_due_since: AtomicU64::new(0),
             parity: Mutex::new(parity),
             block_tokens,
         }
@@ -187,21 +187,22 @@ impl EventFeed {
         if computed_tokens < block_tokens || spoken {
             return;
         }
-        let first = self.owes_since.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
+        let first =
+            self.event_due_since.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
         if first.is_ok() {
             self.queue.wake();
         }
     }
 
     /// The engine has sent a message at `now`.
-    pub fn note_speech(&self, now: Nanos) {
+    pub fn note_event(&self, now: Nanos) {
         self.spoke_at.store(now.0.max(1), Ordering::Relaxed);
-        self.owes_since.store(0, Ordering::Relaxed);
+        self.event_due_since.store(0, Ordering::Relaxed);
     }
 
     /// Since when an event is due.
-    pub fn owes_since(&self) -> Option<Nanos> {
-        match self.owes_since.load(Ordering::Relaxed) {
+    pub fn event_due_since(&self) -> Option<Nanos> {
+        match self.event_due_since.load(Ordering::Relaxed) {
             0 => None,
             since => Some(Nanos(since)),
         }
@@ -213,7 +214,7 @@ impl EventFeed {
         let (waiting, dropped) = self.waiting();
         json!({
             "address": self.source.address, "replay": self.source.replay, "topic": self.source.topic,
-            "found_by": self.source.told_by.name(), "state": seen.state.name(), "problem": seen.problem,
+            "found_by": self.source.found_by.name(), "state": seen.state.name(), "problem": seen.problem,
             "connected": seen.connected, "seq": seen.seq,
             "last_event_age_s": seen.applied_at.map(|at| (now - at).as_secs_f64()),
             "lag_s": seen.applied_at.map(|_| seen.lag_s), "blocks": blocks, "block_tokens": seen.block_tokens,

@@ -36,7 +36,7 @@ impl Recorder {
     pub fn validate(&self) -> Result<(), ConfigError> {
         within("recorder.file_bytes", self.file_bytes, 1 << 20, 1 << 40)?;
         if self.max_bytes < 2 * self.file_bytes {
-            let problem = format!("{} is less than two files of recorder.file_bytes", self.max_bytes);
+            let problem = format!("{} is less than twice recorder.file_bytes", self.max_bytes);
             return wrong("recorder.max_bytes", problem);
         }
         if self.dir.as_os_str().is_empty() {

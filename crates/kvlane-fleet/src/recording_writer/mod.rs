@@ -47,12 +47,12 @@ pub struct RecordingWriter {
 struct Running {
     config: Config,
     metrics: RecorderMetrics,
-    send: SyncSender<Handed>,
+    send: SyncSender<Message>,
     thread: JoinHandle<()>,
 }
 
 /// A message to the thread.
-enum Handed {
+enum Message {
     /// A segment of a tape.
     Segment { model: Arc<str>, segment: Segment },
     /// The end.
@@ -173,7 +173,7 @@ impl Running {
             bytes: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(|| writing.run(receive))?;
-        tracing::info!(dir = %config.dir.display(), "recording");
+        tracing::info!(dir = %config.dir.display(), "recording started");
         Ok(Self { config: config.clone(), metrics: metrics.clone(), send, thread })
     }
 
@@ -182,7 +182,7 @@ impl Running {
         let model: Arc<str> = model.into();
         Recorder::new(move |segment| {
             // A segment after the end of the recording does not count as lost.
-            let handed = Handed::Segment { model: Arc::clone(&model), segment };
+            let handed = Message::Segment { model: Arc::clone(&model), segment };
             if let Err(TrySendError::Full(_)) = send.try_send(handed) {
                 lost.inc();
             }
@@ -192,7 +192,7 @@ impl Running {
     /// Ends when all segments that were handed over are written.
     fn end(self) {
         // A thread that has ended has nothing left to write.
-        let _ = self.send.send(Handed::End);
+        let _ = self.send.send(Message::End);
         let _ = self.thread.join();
     }
 }
@@ -200,8 +200,8 @@ impl Running {
 // === impl Writing ===
 
 impl Writing {
-    fn run(mut self, receive: Receiver<Handed>) {
-        while let Ok(Handed::Segment { model, segment }) = receive.recv() {
+    fn run(mut self, receive: Receiver<Message>) {
+        while let Ok(Message::Segment { model, segment }) = receive.recv() {
             let written = catch_unwind(AssertUnwindSafe(|| self.write(&model, &segment)));
             if let Err(error) = written.unwrap_or_else(|_| self.begin_anew()) {
                 self.metrics.lost.inc();

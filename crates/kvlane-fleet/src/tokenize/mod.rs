@@ -1,7 +1,7 @@
 //! Token counts as the engine's: by a local tokenizer, by asking an engine, or estimated.
 //!
 //! A pool counts in one way, set when it opens ([`Counting`]). If counting one prompt fails, because a queue is full,
-//! the prompt has an image, or an engine does not answer, that prompt is estimated and the request goes on: a count
+//! the prompt has an image, or an engine does not answer, that prompt is estimated and the request continues: a count
 //! decides where a prompt is cheapest, never whether it is served.
 
 mod config;

@@ -130,7 +130,7 @@ impl Queue {
             // count.
             let counted = catch_unwind(AssertUnwindSafe(|| job.count(&mut prompt))).unwrap_or_else(|_| {
                 prompt = Prompt::default();
-                Err(Unknown::Tokenizer("it panicked".into()))
+                Err(Unknown::Tokenizer("the tokenizer panicked".into()))
             });
             if 4 * prompt.tokens.capacity() + prompt.text.capacity() > SCRATCH_BYTES_MAX {
                 prompt = Prompt::default();

@@ -66,7 +66,7 @@ pub struct Config {
     pub tokens: Tokens,
     /// Request attributes that clients may set: session, tenant, priority.
     pub hints: Hints,
-    /// Who may use the gateway, and who may operate it.
+    /// Authentication and authorization of clients and operators.
     pub auth: Security,
     /// What each client may use.
     pub limits: Vec<LimitSpec>,
@@ -174,7 +174,10 @@ impl Config {
                 ("request_timeout", route.request_timeout),
             ] {
                 if value.is_some_and(|value| value < LEAST_TIME || value > MOST_TIME) {
-                    return wrong(&field(key), format!("it is out of range: take {LEAST_TIME:?} to a year"));
+                    return wrong(
+                        &field(key),
+                        format!("it is out of range: must be {LEAST_TIME:?} to a year"),
+                    );
                 }
             }
         }
@@ -219,7 +222,7 @@ impl Config {
             ("timeouts.first_byte_timeout", self.timeouts.first_byte_timeout, LEAST_TIME),
         ] {
             if value < least || value > MOST_TIME {
-                return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));
+                return wrong(field, format!("{value:?} is out of range: must be {least:?} to a year"));
             }
         }
         Ok(())

@@ -13,16 +13,16 @@ pub enum UpstreamError {
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
     /// An idle connection accepted no byte of the request: the upstream had closed it.
-    #[error("the idle connection had been closed: {0}")]
+    #[error("the upstream had closed the idle connection: {0}")]
     Stale(io::Error),
     /// The connection broke before a complete head had arrived.
-    #[error("the connection broke before an answer: {0}")]
+    #[error("the connection broke before a response: {0}")]
     Broken(io::Error),
     /// The bytes received are not HTTP/1.1.
     #[error("the answer is not HTTP/1.1: {0}")]
     Garbage(String),
     /// No response began in time.
-    #[error("no answer had begun within {0:?}")]
+    #[error("no response began within {0:?}")]
     Silent(Duration),
 }
 

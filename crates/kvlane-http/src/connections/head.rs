@@ -51,7 +51,7 @@ pub(super) async fn read_head(
             match head {
                 Some(head) => return Ok(head),
                 None if interim == INTERIM_HEADS_MAX => {
-                    return Err(UpstreamError::Garbage("it sends interim heads without end".into()));
+                    return Err(UpstreamError::Garbage("too many interim (1xx) responses".into()));
                 }
                 None => interim += 1,
             }
@@ -63,7 +63,11 @@ pub(super) async fn read_head(
         buffer.reserve(READ_BYTES);
         let read = tokio::io::AsyncReadExt::read_buf(stream, buffer).await.map_err(UpstreamError::Broken)?;
         if read == 0 && buffer.is_empty() {
-            let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "closed without an answer");
+            let closed = io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the upstream closed the connection without a \
+                                                                       response",
+            );
             return Err(UpstreamError::Broken(closed));
         }
         if read == 0 {
@@ -109,7 +113,7 @@ pub(super) fn parse_head(
                 && !field.value.eq_ignore_ascii_case(b"close");
         } else if name == header::CONTENT_LENGTH {
             let value =
-                content_length(field.value).ok_or_else(|| garbage("its content-length is no number"))?;
+                content_length(field.value).ok_or_else(|| garbage("its content-length is not a number"))?;
             if length.replace(value).is_some_and(|before| before != value) {
                 return Err(garbage("two different content-lengths"));
             }

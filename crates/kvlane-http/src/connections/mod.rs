@@ -157,7 +157,7 @@ impl Connections {
         body: &Bytes,
     ) -> Result<Answer, UpstreamError> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let Conversed { head, whole, sent } = match &mut stream {
+        let Exchange { head, whole, sent } = match &mut stream {
             Stream::Plain(stream) => {
                 let (mut reader, mut writer) = stream.split();
                 converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
@@ -347,7 +347,7 @@ impl AnswerBody {
 }
 
 /// The outcome of a request on one connection.
-struct Conversed {
+struct Exchange {
     head: Head,
     /// Whether the whole request was sent,
     whole: bool,
@@ -363,7 +363,7 @@ async fn converse(
     method: &Method,
     head: &[u8],
     body: &[u8],
-) -> Result<Conversed, UpstreamError> {
+) -> Result<Exchange, UpstreamError> {
     // A server may reject a large body before reading all of it: so the response is read while the socket accepts no more.
     // Usually the socket accepts everything at once.
     let mut taken = false;
@@ -386,7 +386,7 @@ async fn converse(
         },
         Sent::Answered(answered) => (answered?, false),
     };
-    Ok(Conversed { head, whole, sent })
+    Ok(Exchange { head, whole, sent })
 }
 
 /// Which came first: the end of writing, or a response.

@@ -167,7 +167,10 @@ fn to_workers(config: &TlsConfig) -> Result<Arc<ClientConfig>, ConfigError> {
             builder.with_client_auth_cert(chain, key).map_err(fail)?
         }
         _ => {
-            return wrong("tls.upstream_certificate", "a certificate and its private key go together".into());
+            return wrong(
+                "tls.upstream_certificate",
+                "set a certificate and its private key, or neither".into(),
+            );
         }
     };
     client.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -181,7 +184,10 @@ fn contents(field: &str, path: &Path) -> Result<Vec<u8>, ConfigError> {
     };
     let bytes = fs::metadata(path).map_err(cannot)?.len();
     if bytes > FILE_BYTES_MAX {
-        return wrong(field, format!("{} has {bytes} bytes, {FILE_BYTES_MAX} is the most", path.display()));
+        return wrong(
+            field,
+            format!("{} has {bytes} bytes; the maximum is {FILE_BYTES_MAX}", path.display()),
+        );
     }
     fs::read(path).map_err(cannot)
 }

@@ -190,7 +190,7 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// A request yielded no token.
-    #[error("a request yielded no token")]
+    #[error("a request returned no token")]
     NoTokens,
     /// Part of a prompt was cached.
     #[error(
@@ -199,11 +199,12 @@ pub enum Unusable {
     NotCold(u32),
     /// The first sequence ended before the last one decoded.
     #[error(
-        "all sequences decoded together for only {0} steps: the server takes fewer at once, or was disturbed"
+        "all sequences were in one decode batch for only {0} steps: the server's batch limit is lower, or it served \
+         other requests"
     )]
     NeverTogether(u32),
     /// Tokens were delayed and arrived at once.
-    #[error("{0} tokens of one sequence arrived at once: the server or this client did not keep up")]
+    #[error("{0} tokens of one sequence arrived at once: the server or this client was too slow")]
     Burst(u32),
 }
 

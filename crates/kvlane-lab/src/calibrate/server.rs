@@ -38,7 +38,7 @@ pub enum ServerError {
         why: String,
     },
     /// The API key is not a valid header value.
-    #[error("the API key contains characters that a header cannot carry")]
+    #[error("the API key contains characters that are not allowed in a header")]
     ApiKey,
     /// No answer, or one that broke off.
     #[error("{path} of {authority}: {why}")]
@@ -113,7 +113,7 @@ impl Server {
             headers.extend([bearer(key).ok_or(ServerError::ApiKey)?]);
         }
         if url.starts_with("https://") {
-            return Err(wrong("this client does not speak TLS".into()));
+            return Err(wrong("TLS is not supported here; use http://".into()));
         }
         Ok(Self(Arc::new(Target::new(url, None, headers).map_err(wrong)?)))
     }
@@ -208,7 +208,7 @@ impl Server {
         while let Some(data) = client::next(&mut body).await.map_err(broken)? {
             bytes += data.len();
             if bytes > ANSWER_BYTES_MAX {
-                return Err(self.broken(COMPLETIONS, &"the answer has no end"));
+                return Err(self.broken(COMPLETIONS, &"the response is incomplete"));
             }
             pieces.push((clock.elapsed().as_secs_f64(), data));
         }

@@ -81,7 +81,7 @@ pub(crate) enum Ending {
 
 /// Outcome of a request, and the worker in the answer's headers.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct Reported {
     pub(crate) ending: Ending,
     pub(crate) worker: Option<String>,
 }
@@ -105,7 +105,7 @@ impl Client {
     }
 
     /// Sends a request and determines its outcome.
-    pub(crate) async fn ask(&self, order: &Order) -> Told {
+    pub(crate) async fn ask(&self, order: &Order) -> Reported {
         let mut worker = None;
         let lasts = order.leaves_after.unwrap_or(self.patience).min(self.patience);
         let ending = timeout(lasts, self.exchange(order, &mut worker)).await;
@@ -113,7 +113,7 @@ impl Client {
             Some(_) => Ending::Left,
             None => Ending::Silent,
         });
-        Told { ending, worker }
+        Reported { ending, worker }
     }
 
     async fn exchange(&self, order: &Order, worker: &mut Option<String>) -> Ending {

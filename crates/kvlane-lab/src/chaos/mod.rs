@@ -32,12 +32,12 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
-use self::client::{Client, Ending, Told};
+use self::client::{Client, Ending, Reported};
 pub use self::crowd::CrowdArgs;
 use self::fleet::{Fleet, FleetConfig, MODEL, Usage};
 use self::tls::Certificates;
 use self::traffic::{Asked, Traffic};
-use self::verdict::{State, Truth, Verdicts, slope};
+use self::verdict::{FaultHistory, State, Verdicts, slope};
 
 /// Longer than any deadline of the gateway: a request that takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -232,12 +232,12 @@ async fn play(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool,
     };
     let client = new_client(certificates.as_ref());
     let mut traffic = Traffic::new(args.seed);
-    let mut in_flight: JoinSet<(Asked, Told, Instant)> = JoinSet::new();
+    let mut in_flight: JoinSet<(Asked, Reported, Instant)> = JoinSet::new();
     let mut samplings = interval(sampled);
     samplings.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let start = Instant::now();
     let mut verdicts =
-        Verdicts::new(Truth::new(urls, script, start), File::create(args.dir.join("violations.txt"))?);
+        Verdicts::new(FaultHistory::new(urls, script, start), File::create(args.dir.join("violations.txt"))?);
     verdicts.may_continue = args.continuation;
     let mut doing: JoinSet<io::Result<Option<(usize, State)>>> = JoinSet::new();
     let (mut due, mut next, mut seen) = (start, 0, Vec::<(f64, Usage)>::new());
@@ -322,7 +322,7 @@ async fn farewell(
     client: &Arc<Client>,
     verdicts: &mut Verdicts,
 ) -> Result<(), Box<dyn Error>> {
-    let mut open: JoinSet<(Asked, Told, Instant)> = JoinSet::new();
+    let mut open: JoinSet<(Asked, Reported, Instant)> = JoinSet::new();
     for number in 0..FAREWELL_STREAMS {
         let (asked, client) = (Asked::stream(number, FAREWELL_TOKENS), Arc::clone(client));
         open.spawn(async move {
@@ -360,9 +360,9 @@ async fn farewell(
 /// Requests that are in flight.
 async fn requests(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
     let workers: Value = serde_json::from_str(&client::get(admin, "/workers").await?)?;
-    let seats =
+    let endpoints =
         workers["workers"].as_array().into_iter().flatten().flat_map(|worker| worker["pools"].as_array());
-    Ok(seats.flatten().filter_map(|seat| seat["requests"].as_u64()).sum())
+    Ok(endpoints.flatten().filter_map(|endpoint| endpoint["requests"].as_u64()).sum())
 }
 
 /// Executes one step of the script, or starts it: messages to engines and the gateway take time, and set the engine's
@@ -482,10 +482,10 @@ async fn left(fleet: &Fleet, idle: Idle) -> io::Result<Vec<String>> {
     let mut left = Vec::new();
     let workers: Value = serde_json::from_str(&client::get(fleet.admin, "/workers").await?)?;
     for worker in workers["workers"].as_array().into_iter().flatten() {
-        for seat in worker["pools"].as_array().into_iter().flatten() {
+        for endpoint in worker["pools"].as_array().into_iter().flatten() {
             for ledger in ["requests", "prefill_tokens", "context_tokens"] {
-                if seat[ledger] != 0 {
-                    left.push(format!("{} {ledger} of {} are left", seat[ledger], worker["url"]));
+                if endpoint[ledger] != 0 {
+                    left.push(format!("{} {ledger} of {} are left", endpoint[ledger], worker["url"]));
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use kvlane_core::time::Nanos;
 use kvlane_sim::chaos::Script;
 
-use super::client::{Ending, Shape, Told};
+use super::client::{Ending, Reported, Shape};
 use super::traffic::{Asked, Expected};
 
 /// Maximum violations printed in full.
@@ -25,7 +25,7 @@ pub(crate) enum State {
 
 /// History of each engine's state, and of guaranteed healthy engines.
 #[derive(Debug)]
-pub(crate) struct Truth {
+pub(crate) struct FaultHistory {
     /// URL, and its states with their start, in order of time.
     engines: Vec<(String, Vec<(Instant, State)>)>,
     script: Script,
@@ -35,7 +35,7 @@ pub(crate) struct Truth {
 /// Outcomes of all requests.
 #[derive(Debug)]
 pub(crate) struct Verdicts {
-    truth: Truth,
+    truth: FaultHistory,
     /// Requests by outcome.
     pub(crate) counts: BTreeMap<String, u64>,
     pub(crate) violations: u64,
@@ -51,9 +51,9 @@ pub(crate) struct Verdicts {
     pub(crate) may_continue: bool,
 }
 
-// === impl Truth ===
+// === impl FaultHistory ===
 
-impl Truth {
+impl FaultHistory {
     /// State at `start`, which is the start of the script.
     pub(crate) fn new(engines: Vec<String>, script: Script, start: Instant) -> Self {
         let engines = engines.into_iter().map(|url| (url, vec![(start, State::Sound)])).collect();
@@ -81,7 +81,7 @@ impl Truth {
 
 impl Verdicts {
     /// Violations are written to `log` as they occur.
-    pub(crate) fn new(truth: Truth, log: File) -> Self {
+    pub(crate) fn new(truth: FaultHistory, log: File) -> Self {
         let (counts, answers) = (BTreeMap::new(), HashMap::new());
         Self { truth, counts, violations: 0, told: Vec::new(), log, answers, asked: 0, may_continue: false }
     }
@@ -101,7 +101,7 @@ impl Verdicts {
     }
 
     /// Records the outcome of a request sent at `from`.
-    pub(crate) fn judge(&mut self, asked: &Asked, told: &Told, from: Instant) {
+    pub(crate) fn judge(&mut self, asked: &Asked, told: &Reported, from: Instant) {
         self.asked += 1;
         let to = Instant::now();
         let (name, wrong) = self.look(asked, told, from, to);
@@ -120,7 +120,13 @@ impl Verdicts {
     }
 
     /// The class of an outcome, and its violation, if any.
-    fn look(&mut self, asked: &Asked, told: &Told, from: Instant, to: Instant) -> (String, Option<String>) {
+    fn look(
+        &mut self,
+        asked: &Asked,
+        told: &Reported,
+        from: Instant,
+        to: Instant,
+    ) -> (String, Option<String>) {
         let wrong = |name: &str, text: &str| (name.to_owned(), Some(format!("{name}: {text}")));
         match (&told.ending, asked.expected) {
             (Ending::Complete(text), Expected::Answer { prompt }) => {
@@ -166,7 +172,7 @@ impl Verdicts {
         &self,
         name: &str,
         how: &str,
-        told: &Told,
+        told: &Reported,
         from: Instant,
         to: Instant,
     ) -> (String, Option<String>) {

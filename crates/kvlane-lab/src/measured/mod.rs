@@ -36,7 +36,7 @@ pub struct MeasuredSet {
     /// Milliseconds that the server around the engine adds to each request, derived from the measurements.
     #[serde(default)]
     pub request_ms: f64,
-    /// Who measured it, and where it is published.
+    /// Author and place of publication.
     pub source: String,
     /// Tolerance of the model, in percent.
     pub percent: f64,

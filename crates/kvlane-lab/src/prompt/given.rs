@@ -115,14 +115,14 @@ fn parse(bytes: &[u8]) -> Result<Given, String> {
     let line: Line = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let prompt = match (line.messages, line.prompt, line.body) {
         (Some(messages @ Value::Array(_)), None, None) => Prompt::Messages(messages),
-        (Some(_), None, None) => return Err("`messages` is no list".into()),
+        (Some(_), None, None) => return Err("`messages` is not a list".into()),
         (None, Some(prompt), None) => Prompt::Text(prompt),
         (None, None, Some(body)) if body.contains_key("messages") || body.contains_key("prompt") => {
             Prompt::Body(body)
         }
         (None, None, Some(_)) => return Err("`body` has neither `messages` nor `prompt`".into()),
-        (None, None, None) => return Err("there is none of `messages`, `prompt` and `body`".into()),
-        _ => return Err("there are several of `messages`, `prompt` and `body`; one is wanted".into()),
+        (None, None, None) => return Err("set one of `messages`, `prompt` and `body`".into()),
+        _ => return Err("set only one of `messages`, `prompt` and `body`".into()),
     };
     let arrival_s = line.arrival_s.or(line.timestamp.map(|millis| millis / 1e3));
     if let Some(wrong) = arrival_s.filter(|seconds| !(0.0..=3.2e7).contains(seconds)) {

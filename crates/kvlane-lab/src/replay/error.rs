@@ -21,7 +21,7 @@ pub enum ReplayError {
     #[error("cannot start the replay's clock thread: {0}")]
     Thread(std::io::Error),
     /// The API key is not a valid header value.
-    #[error("the API key contains characters that a header cannot carry")]
+    #[error("the API key contains characters that are not allowed in a header")]
     ApiKey,
     /// A field of bodies that the replay writes itself.
     #[error("the field `{0}` is set by the replay itself; remove it")]

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_nobody_listens_on_is_a_connect_error() {
+    async fn a_closed_port_is_a_connect_error() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
         drop(listener);
@@ -595,7 +595,7 @@ mod tests {
         assert!(report.records.iter().all(Record::is_ok), "{:?}", report.first_errors);
     }
 
-    /// A server that answers every request, keeps what it was sent, and closes a connection after so many answers.
+    /// A server that answers every request, keeps what it was sent, and closes a connection after a number of answers.
     async fn listening(answers_max: usize) -> (SocketAddr, Arc<std::sync::Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_under_tls_is_spoken_to_by_those_who_trust_it() {
+    async fn only_clients_that_trust_its_ca_connect_to_a_tls_server() {
         let rcgen::CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(["localhost".into()]).expect("a certificate");
         let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
@@ -764,7 +764,7 @@ mod tests {
         let port = listener.local_addr().expect("bound").port();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                // Those who do not trust it go away.
+                // Clients that do not trust the CA disconnect.
                 let Ok(mut stream) = acceptor.accept(stream).await else { continue };
                 if read_request(&mut stream).await.is_some() {
                     let body = format!("{EVENTS}data: [DONE]\n\n");

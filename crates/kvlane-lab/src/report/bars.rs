@@ -1,4 +1,4 @@
-//! Bars that lie on their side, one for each name, in one colour or in the pieces they consist of.
+//! Horizontal bars, one for each name, in one colour or in the pieces they consist of.
 
 use std::fmt::Write as _;
 

@@ -24,7 +24,7 @@ const SPACES_X: f64 = 7.0;
 const SPACES_Y: f64 = 5.0;
 /// Groups of bars that stand side by side whatever their distance in x. More are a histogram, drawn to scale.
 const GROUPS_MAX: usize = 24;
-/// Points of a line that are drawn. A longer one is drawn by the extremes of so many pieces, so no peak is lost.
+/// Points of a line that are drawn. A longer one is drawn by the extremes of this many pieces, so no peak is lost.
 const POINTS_MAX: usize = 1200;
 /// Points of a line that tell their value under the pointer.
 const HOVERS_MAX: usize = 120;
@@ -485,7 +485,7 @@ fn whisker(series: &Series, index: usize, at: f64, y: &Scale, out: &mut String) 
     );
 }
 
-/// What the pointer is told of a point.
+/// Tooltip of a point.
 fn title(chart: &Chart, series: &Series, index: usize) -> String {
     let (x, y) = series.points[index];
     let mut text = String::new();

@@ -99,7 +99,7 @@ pub(super) fn high(sorted: &[f64]) -> Option<f64> {
     sorted.get(((sorted.len() as f64 * CLIP) as usize).min(sorted.len().checked_sub(1)?)).copied()
 }
 
-/// The end of a long name tells more than its beginning.
+/// The end of a long name distinguishes it better than its beginning.
 fn short(name: &str) -> String {
     let count = name.chars().count();
     if count <= NAME_MAX {

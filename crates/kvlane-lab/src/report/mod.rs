@@ -59,7 +59,7 @@ pub struct Tile {
     pub value: String,
     /// What to read it against.
     pub note: String,
-    /// Whether the note tells of something better or worse.
+    /// Whether the note reports an improvement or a regression.
     pub trend: Trend,
 }
 

@@ -17,7 +17,7 @@ const COUNT: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Plot {
     pub(super) title: String,
-    /// Names in the order of their colours; a single one is not told.
+    /// Names in the order of their colours; a single one is not shown.
     pub(super) legend: Vec<String>,
     /// Its size in pixels of the drawing, which the page scales to its column.
     pub(super) width: f64,

@@ -284,7 +284,7 @@ impl<'de> Deserialize<'de> for Arm {
         impl<'de> Visitor<'de> for NameOrMap {
             type Value = Arm;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a policy's name, or a map with `policy` and, if you like, `arm`")
+                f.write_str("a policy's name, or a map with `policy` and optionally `arm`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Arm, E> {
                 let policy = PolicyConfig::by_name(name);

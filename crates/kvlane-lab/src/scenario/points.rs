@@ -44,7 +44,7 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
     match (&spec.open_loop, &spec.closed_loop) {
         (Some(_), Some(_)) => bad("open_loop and closed_loop exclude each other: remove one"),
         (Some(_), _) | (_, Some(_)) if !spec.load.is_empty() => {
-            bad("load is for requests at their own times: remove it, or open_loop or closed_loop")
+            bad("load scales the arrival times of the trace: remove it, or open_loop or closed_loop")
         }
         (Some(open), None) => {
             let sound = |stage: &Stage| positive(stage.rate) && positive(stage.seconds) && stage.count() > 0;
@@ -251,7 +251,7 @@ mod tests {
         let stage = r#"{"rate": 1, "seconds": 5}"#;
         let closed = r#""closed_loop": {"concurrency": [1], "conversations": {"total": 3}}"#;
         check_bad(&format!(r#"{{"open_loop": {{"stages": [{stage}]}}, {closed}}}"#), "exclude");
-        check_bad(&format!(r#"{{"load": [1], {closed}}}"#), "load is for");
+        check_bad(&format!(r#"{{"load": [1], {closed}}}"#), "load scales");
         check_bad(r#"{"open_loop": {"stages": []}}"#, "stages");
         check_bad(r#"{"open_loop": {"stages": [{"rate": 0.1, "seconds": 1}]}}"#, "at least one");
         check_bad(

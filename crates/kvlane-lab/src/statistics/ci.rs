@@ -107,7 +107,7 @@ fn draw(sets: &[&[f64]], figures: &[Figure], seed: u64) -> Vec<Vec<Interval>> {
                 means.push(drawn.iter().map(|&place| set[place]).sum::<f64>() / count as f64);
             }
         }
-        // Sorted, the draw has each place as often as it was drawn.
+        // Sorted, the draw has each index as often as it was drawn.
         times.fill(0);
         drawn.iter().for_each(|&place| times[place] += 1);
         let (mut place, mut through) = (0, times[0]);

@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
     use crate::statistics::ci::Figure;
-    use crate::statistics::draws::Lots;
+    use crate::statistics::draws::RandomStreams;
 
     /// A curve without chance.
     fn exact(points: &[(f64, f64)]) -> Curve {
@@ -217,7 +217,7 @@ mod tests {
         let mut point = |&load: &f64| {
             let mut run = || (0..100).map(|_| law(load) + (rng.unit() - 0.5) * noise).collect::<Vec<f64>>();
             let runs = [run(), run(), run()];
-            (load, Drawn::of(&runs, Figure::Mean, Lots::of(5, rng.next_u64())).unwrap())
+            (load, Drawn::of(&runs, Figure::Mean, RandomStreams::of(5, rng.next_u64())).unwrap())
         };
         Curve::new(loads.iter().map(&mut point).collect())
     }
@@ -295,7 +295,7 @@ mod tests {
         let mut same = || {
             let mut point = |&load: &f64| {
                 let run: Vec<f64> = (0..50).map(|_| rng.unit()).collect();
-                (load, Drawn::of(&[run], Figure::Mean, Lots::of(5, rng.next_u64())).unwrap())
+                (load, Drawn::of(&[run], Figure::Mean, RandomStreams::of(5, rng.next_u64())).unwrap())
             };
             Curve::new(loads.iter().map(&mut point).collect())
         };

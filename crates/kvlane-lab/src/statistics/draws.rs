@@ -43,7 +43,7 @@ pub struct Drawn {
 
 /// Random streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lots {
+pub struct RandomStreams {
     /// Draws runs. The same for all measurements under the same seeds: a draw then has the same runs of each, and
     /// common variation cancels in a comparison.
     pub runs: u64,
@@ -58,7 +58,7 @@ pub(crate) type Times<'a> = &'a [u32];
 /// The first entry is as measured.
 pub(crate) fn resample<const FIGURES: usize>(
     sizes: &[usize],
-    lots: Lots,
+    lots: RandomStreams,
     mut figures: impl FnMut(usize, Times<'_>) -> [f64; FIGURES],
 ) -> ([f64; FIGURES], Vec<[f64; FIGURES]>) {
     debug_assert!(!sizes.is_empty() && !sizes.contains(&0));
@@ -103,9 +103,9 @@ pub(crate) fn interval(mut draws: Vec<f64>) -> Option<Interval> {
     })
 }
 
-// === impl Lots ===
+// === impl RandomStreams ===
 
-impl Lots {
+impl RandomStreams {
     /// The lots of one thing among several, by its number, of an experiment with this seed.
     pub fn of(seed: u64, which: u64) -> Self {
         // A multiplier of 64 bits keeps the streams of neighbours apart; the generator mixes what it is seeded with.
@@ -117,7 +117,7 @@ impl Lots {
 
 impl Drawn {
     /// A figure of runs, each given by its samples; runs without samples do not count. `None` without any sample.
-    pub fn of(runs: &[Vec<f64>], figure: Figure, lots: Lots) -> Option<Self> {
+    pub fn of(runs: &[Vec<f64>], figure: Figure, lots: RandomStreams) -> Option<Self> {
         let mut runs: Vec<Vec<f64>> = runs.iter().filter(|run| !run.is_empty()).cloned().collect();
         runs.iter_mut().for_each(|run| run.sort_unstable_by(f64::total_cmp));
         let sizes: Vec<usize> = runs.iter().map(Vec::len).collect();
@@ -129,7 +129,7 @@ impl Drawn {
     }
 
     /// A share of runs, each given by its samples of part and whole: the sum of the parts over the sum of the wholes.
-    pub fn share(runs: &[Vec<(f64, f64)>], lots: Lots) -> Option<Self> {
+    pub fn share(runs: &[Vec<(f64, f64)>], lots: RandomStreams) -> Option<Self> {
         let whole = |run: &[(f64, f64)]| run.iter().map(|(_, whole)| whole).sum::<f64>();
         let runs: Vec<&Vec<(f64, f64)>> = runs.iter().filter(|run| whole(run) > 0.0).collect();
         let sizes: Vec<usize> = runs.iter().map(|run| run.len()).collect();
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::statistics::{ci, summary::Percentiles};
 
-    const LOTS: Lots = Lots { runs: 1, requests: 2 };
+    const LOTS: RandomStreams = RandomStreams { runs: 1, requests: 2 };
 
     /// `runs` runs of `requests` each: a run's own level, spread evenly over `between`, and requests around it.
     fn experiment(runs: usize, requests: usize, between: f64, seed: u64) -> Vec<Vec<f64>> {
@@ -232,7 +232,7 @@ mod tests {
         // Of few seeds a bootstrap interval is known to be a little too narrow.
         let holds = |seed: &u64| {
             let runs = experiment(10, 50, 1.0, *seed);
-            let interval = Drawn::of(&runs, Figure::Mean, Lots::of(seed + 1000, 0))
+            let interval = Drawn::of(&runs, Figure::Mean, RandomStreams::of(seed + 1000, 0))
                 .unwrap()
                 .estimate()
                 .interval
@@ -248,13 +248,13 @@ mod tests {
         // Each run is one level, so that a draw's mean tells which runs were in it.
         let of = |levels: &[f64], requests: usize| {
             let runs: Vec<Vec<f64>> = levels.iter().map(|level| vec![*level; requests]).collect();
-            Drawn::of(&runs, Figure::Mean, Lots::of(9, requests as u64)).unwrap().draws
+            Drawn::of(&runs, Figure::Mean, RandomStreams::of(9, requests as u64)).unwrap().draws
         };
         let (a, b) = (of(&[1.0, 10.0, 100.0], 3), of(&[2.0, 20.0, 200.0], 17));
         assert!(a.iter().zip(&b).all(|(a, b)| (2.0 * a - b).abs() < 1e-9));
         assert!(a.iter().any(|draw| (draw - a[0]).abs() > 1e-9), "all draws are the same");
         let run = experiment(1, 50, 0.0, 1);
-        let of = |which: u64| Drawn::of(&run, Figure::Mean, Lots::of(9, which)).unwrap().draws;
+        let of = |which: u64| Drawn::of(&run, Figure::Mean, RandomStreams::of(9, which)).unwrap().draws;
         assert!(of(0).iter().zip(of(1)).filter(|(a, b)| **a == *b).count() < 50);
     }
 
@@ -281,14 +281,14 @@ mod tests {
         fn a_figure_as_measured_is_the_mean_of_its_runs_and_draws_stay_within_the_samples(
             runs in prop::collection::vec(prop::collection::vec(-1e3..1e3, 1..20), 1..5), seed: u64,
         ) {
-            let drawn = Drawn::of(&runs, Figure::Percentile(90), Lots::of(seed, 3)).unwrap();
+            let drawn = Drawn::of(&runs, Figure::Percentile(90), RandomStreams::of(seed, 3)).unwrap();
             let each = runs.iter().map(|run| Percentiles::of(&mut run.clone()).unwrap().p90);
             let mean = each.sum::<f64>() / runs.len() as f64;
             prop_assert!((drawn.value - mean).abs() < 1e-9);
             let all: Vec<f64> = runs.concat();
             let (low, high) = (all.iter().copied().fold(f64::INFINITY, f64::min), all.iter().copied().fold(f64::NEG_INFINITY, f64::max));
             prop_assert!(drawn.draws.iter().all(|draw| (low - 1e-9..=high + 1e-9).contains(draw)));
-            prop_assert_eq!(drawn.clone(), Drawn::of(&runs, Figure::Percentile(90), Lots::of(seed, 3)).unwrap());
+            prop_assert_eq!(drawn.clone(), Drawn::of(&runs, Figure::Percentile(90), RandomStreams::of(seed, 3)).unwrap());
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Histogram {
 // === impl Histogram ===
 
 impl Histogram {
-    /// Adds a sample so many times. Below zero counts as zero.
+    /// Adds a sample `times` times. A value below zero counts as zero.
     pub fn add(&mut self, value: f64, weight: u64) {
         if weight == 0 {
             return;

@@ -11,7 +11,7 @@ use kvlane_trace::record::Record;
 use serde::{Deserialize, Serialize};
 
 use super::ci::Figure;
-use super::draws::{Estimate, Lots, interval, of_sorted, resample};
+use super::draws::{Estimate, RandomStreams, interval, of_sorted, resample};
 
 /// The requests that two runs of one trace have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,7 +72,7 @@ impl Matched {
 
 impl Paired {
     /// Compares the matched requests of the runs of several seeds. `None` if no request was answered in both.
-    pub fn of(runs: &[Matched], lots: Lots) -> Option<Self> {
+    pub fn of(runs: &[Matched], lots: RandomStreams) -> Option<Self> {
         let mut pairs: Vec<Vec<(f64, f64)>> =
             runs.iter().map(|run| run.pairs.clone()).filter(|pairs| !pairs.is_empty()).collect();
         let difference = |(before, after): &(f64, f64)| after - before;
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    const LOTS: Lots = Lots { runs: 1, requests: 2 };
+    const LOTS: RandomStreams = RandomStreams { runs: 1, requests: 2 };
 
     fn answer(id: u64, ttft_s: f64) -> Record {
         Record { id, first_token_s: Some(ttft_s), end_s: ttft_s, status: 200, ..Record::default() }
@@ -180,7 +180,7 @@ mod tests {
                 let pairs = |run: &Vec<(f64, f64)>| run.iter().map(|&(a, b)| if swap { (b, a) } else { (a, b) }).collect();
                 runs.iter().map(|run| Matched { pairs: pairs(run), ..Matched::default() }).collect()
             };
-            let (there, back) = (Paired::of(&matched(false), Lots::of(seed, 1)).unwrap(), Paired::of(&matched(true), Lots::of(seed, 1)).unwrap());
+            let (there, back) = (Paired::of(&matched(false), RandomStreams::of(seed, 1)).unwrap(), Paired::of(&matched(true), RandomStreams::of(seed, 1)).unwrap());
             prop_assert!((there.mean_difference.value + back.mean_difference.value).abs() < 1e-9);
             prop_assert!(there.faster_share.value + back.faster_share.value <= 1.0 + 1e-9);
             if let (Some(a), Some(b)) = (there.mean_difference.interval, back.mean_difference.interval) {

@@ -36,7 +36,7 @@ pub struct Summary {
     pub errors_by_class: BTreeMap<String, u64>,
     /// Time to first token in seconds; `None` where nothing was streamed.
     pub ttft_s: Option<Percentiles>,
-    /// Time to the end of the answer in seconds.
+    /// End-to-end latency in seconds.
     pub e2e_s: Option<Percentiles>,
     /// Time per output token after the first, in seconds: one mean per request.
     pub tpot_s: Option<Percentiles>,

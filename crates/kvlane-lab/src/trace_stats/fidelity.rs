@@ -124,8 +124,8 @@ impl Fidelity {
     pub fn to_page(&self, name: &str) -> Page {
         let closeness = self.closeness();
         let intro = format!(
-            "{} of {} requests, cut by {} (seed {}). Replay them against {} of the fleet. Distance {}: 0 is the same, 1 \
-             is nothing alike.",
+            "{} of {} requests, cut by {} (seed {}). Replay them against {} of the fleet. Distance {}: 0 is equal, \
+             1 is the maximum.",
             number(closeness.requests as f64),
             number(self.original.requests as f64),
             self.method,
@@ -152,17 +152,17 @@ impl Fidelity {
             ("sessions", |stats| number(stats.sessions.count as f64)),
             ("span (s)", |stats| number(stats.span_s)),
             ("mean rate (requests/s)", |stats| number(stats.rate.mean)),
-            ("rate that a request meets (requests/s)", |stats| number(stats.rate.met)),
-            ("that over the mean", |stats| number(stats.rate.met / stats.rate.mean)),
-            ("variation of inter-arrival times (CV)", |stats| {
+            ("rate seen by a request (requests/s)", |stats| number(stats.rate.met)),
+            ("rate seen by a request / mean rate", |stats| number(stats.rate.met / stats.rate.mean)),
+            ("coefficient of variation (CV) of inter-arrival times", |stats| {
                 stats.rate.interarrival_cv.map_or("-".into(), number)
             }),
-            ("tokens found by a cache that never forgets", |stats| percent(stats.cache.hit_token_share)),
-            ("blocks found by it", |stats| percent(stats.cache.hit_block_share)),
-            ("of these, from the own session", |stats| {
+            ("token hit rate (infinite cache)", |stats| percent(stats.cache.hit_token_share)),
+            ("block hit rate (infinite cache)", |stats| percent(stats.cache.hit_block_share)),
+            ("hits from the same session", |stats| {
                 stats.cache.intra_session_share.map_or("-".into(), percent)
             }),
-            ("requests that are later turns", |stats| percent(stats.sessions.later_turn_share)),
+            ("requests after the first turn", |stats| percent(stats.sessions.later_turn_share)),
         ];
         let both = [&self.original, &self.sample];
         let mut table = Table {
@@ -177,7 +177,7 @@ impl Fidelity {
             self.original.cache.lru.iter().zip(&self.sample.cache.lru).rev().step_by(3).collect();
         for (original, sample) in points.into_iter().rev().filter(|_| self.original.cache.hit_blocks > 0) {
             let name = format!(
-                "found by LRU of {} / {} tokens",
+                "hit rate of an LRU cache of {} / {} tokens",
                 number(original.capacity_tokens as f64),
                 number(sample.capacity_tokens as f64)
             );
@@ -190,7 +190,7 @@ impl Fidelity {
             let texts = |spread: &Spread| [spread.p50, spread.p90, spread.p99].map(number).join(" / ");
             spread.as_ref().map_or("-".into(), texts)
         };
-        let names = ["input", "input that no cache can have", "output"];
+        let names = ["input", "uncached input (infinite cache)", "output"];
         for ((name, original), sample) in names.iter().zip(lengths(&self.original)).zip(lengths(&self.sample))
         {
             let name = format!("{name}, p50 / p90 / p99 (tokens)");
@@ -240,7 +240,7 @@ impl Fidelity {
             capacities().zip(stats.cache.lru.iter().map(|point| point.hit_token_share)).collect()
         };
         let lru = Chart {
-            title: "What an LRU cache finds".into(),
+            title: "Hit rate of an LRU cache".into(),
             x: axis("capacity of the original's fleet (tokens)", true),
             y: axis("share of input tokens", false),
             series: vec![
@@ -251,9 +251,9 @@ impl Fidelity {
         let uncached =
             |stats: &TraceStats| stats.lengths.uncached.as_ref().map(Spread::points).unwrap_or_default();
         let lengths = Chart {
-            title: "Input that no cache can have".into(),
+            title: "Uncached input (infinite cache)".into(),
             x: axis("tokens", true),
-            y: axis("share of requests that have no more", false),
+            y: axis("cumulative share of requests", false),
             series: vec![
                 series("original", uncached(&self.original), Mark::Steps),
                 series("sample", uncached(&self.sample), Mark::Steps),
@@ -404,7 +404,7 @@ mod tests {
             (&"kvlane.trace-sample/1".into(), &"window+thin".into())
         );
         let text = fidelity.to_text();
-        assert!(text.contains("window+thin") && text.contains("found by LRU of"), "{text}");
+        assert!(text.contains("window+thin") && text.contains("hit rate of an LRU cache of"), "{text}");
         let html = fidelity.to_page("t").to_html();
         assert_eq!(html.matches("<figure data-file=").count(), 2);
     }

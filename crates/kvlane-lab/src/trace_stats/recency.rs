@@ -279,7 +279,7 @@ pub(super) mod tests {
         #[test]
         fn a_block_s_place_is_that_in_a_list_by_last_use(trace in traces()) {
             let mut recency = Recency::new(&trace);
-            // Used last first, and who used it last.
+            // Most recently used first, with the request that used it last.
             let mut list: Vec<((u32, u32), u32)> = Vec::new();
             let mut uses = std::collections::HashMap::new();
             for request in 0..trace.requests.len() as u32 {

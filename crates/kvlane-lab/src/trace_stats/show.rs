@@ -61,10 +61,13 @@ impl TraceStats {
             ("requests", number(self.requests as f64)),
             ("span (s)", number(self.span_s)),
             ("mean rate (requests/s)", number(rate.mean)),
-            ("rate that a request meets (requests/s)", number(rate.met)),
+            ("rate seen by a request (requests/s)", number(rate.met)),
             ("peak over 10 s (requests/s)", number(rate.peak_10_s)),
             ("peak over 60 s (requests/s)", number(rate.peak_60_s)),
-            ("variation of inter-arrival times (CV)", rate.interarrival_cv.map_or("-".into(), number)),
+            (
+                "coefficient of variation (CV) of inter-arrival times",
+                rate.interarrival_cv.map_or("-".into(), number),
+            ),
             ("input (tokens/s)", over_span(self.input_tokens)),
             ("output (tokens/s)", over_span(self.output_tokens)),
         ];
@@ -75,11 +78,11 @@ impl TraceStats {
         let lengths = &self.lengths;
         let mut table = spreads([
             ("input", &lengths.input),
-            ("input that no cache can have", &lengths.uncached),
+            ("uncached input (infinite cache)", &lengths.uncached),
             ("output", &lengths.output),
         ]);
         if let Some(ratio) = self.input_per_output {
-            table.rows.push(vec!["input per output".into(), number(ratio)]);
+            table.rows.push(vec!["input / output tokens".into(), number(ratio)]);
         }
         table
     }
@@ -91,11 +94,14 @@ impl TraceStats {
         let reuse =
             |percentile: fn(&Spread) -> f64| reuse.map_or("-".into(), |spread| number(percentile(spread)));
         facts([
-            ("tokens found by a cache that never forgets", percent(cache.hit_token_share)),
-            ("blocks found by it", percent(cache.hit_block_share)),
-            ("of these, from the own session / others", cache.intra_session_share.map_or("-".into(), intra)),
-            ("different blocks", number(cache.distinct_blocks as f64)),
-            ("their tokens", number((cache.distinct_blocks * u64::from(self.block_tokens)) as f64)),
+            ("token hit rate (infinite cache)", percent(cache.hit_token_share)),
+            ("block hit rate (infinite cache)", percent(cache.hit_block_share)),
+            (
+                "hits from the same session / other sessions",
+                cache.intra_session_share.map_or("-".into(), intra),
+            ),
+            ("distinct blocks", number(cache.distinct_blocks as f64)),
+            ("tokens of these blocks", number((cache.distinct_blocks * u64::from(self.block_tokens)) as f64)),
             ("used by one request only", percent(cache.used_once_share)),
             ("seconds to the next use, p50", reuse(|spread| spread.p50)),
             ("p90", reuse(|spread| spread.p90)),
@@ -105,7 +111,7 @@ impl TraceStats {
 
     /// The capacities 1, 2 and 5 times a power of ten, and the last.
     fn lru_table(&self) -> Table {
-        let columns = ["capacity (tokens)", "tokens found", "of what can be found"].map(String::from);
+        let columns = ["capacity (tokens)", "token hit rate", "of the infinite cache's"].map(String::from);
         let round = |tokens: u64| {
             let digits = tokens.to_string();
             matches!(digits.trim_end_matches('0'), "1" | "2" | "5")
@@ -129,10 +135,10 @@ impl TraceStats {
             ("requests of a session", &sessions.turns),
             ("seconds between turns (arrivals)", &sessions.gap_s),
             ("growth per turn (tokens)", &sessions.growth_tokens),
-            ("different tokens of a session", &sessions.working_set_tokens),
+            ("working set of a session (tokens)", &sessions.working_set_tokens),
         ]);
         table.rows.push(vec!["sessions".into(), number(sessions.count as f64)]);
-        table.rows.push(vec!["requests that are later turns".into(), percent(sessions.later_turn_share)]);
+        table.rows.push(vec!["requests after the first turn".into(), percent(sessions.later_turn_share)]);
         table
     }
 
@@ -143,7 +149,7 @@ impl TraceStats {
             let drawn = spreads.iter().filter_map(|(name, spread)| Some((name, spread.as_ref()?)));
             let series: Vec<Series> =
                 drawn.map(|(name, spread)| series(name, spread.points(), Mark::Steps)).collect();
-            let y = axis("share that is no larger", false);
+            let y = axis("cumulative share", false);
             (!series.is_empty()).then(|| Chart { title: title.into(), x: axis(x, true), y, series })
         };
         match heading {
@@ -159,7 +165,7 @@ impl TraceStats {
                 let lengths = &self.lengths;
                 let spreads = [
                     ("input", &lengths.input),
-                    ("input that no cache can have", &lengths.uncached),
+                    ("uncached input (infinite cache)", &lengths.uncached),
                     ("output", &lengths.output),
                 ];
                 distribution("Lengths", "tokens", &spreads).into_iter().collect()
@@ -172,12 +178,12 @@ impl TraceStats {
                 let points =
                     points.map(|point| (point.capacity_tokens as f64, point.hit_token_share)).collect();
                 let lru = Chart {
-                    title: "What an LRU cache finds".into(),
+                    title: "Hit rate of an LRU cache".into(),
                     x: axis("capacity (tokens)", true),
                     y: axis("share of input tokens", false),
                     series: vec![
                         series("LRU", points, Mark::Line),
-                        series("never forgets", bound, Mark::Steps),
+                        series("infinite cache", bound, Mark::Steps),
                     ],
                 };
                 let reuse = [("reuses", &self.cache.reuse_s)];
@@ -188,7 +194,7 @@ impl TraceStats {
                 let sessions = &self.sessions;
                 let gaps = distribution("Gaps between turns", "seconds", &[("gaps", &sessions.gap_s)]);
                 let sets = [("sessions", &sessions.working_set_tokens)];
-                let sets = distribution("Different tokens of a session", "tokens", &sets);
+                let sets = distribution("Working set of a session", "tokens", &sets);
                 gaps.into_iter().chain(sets).collect()
             }
             _ => Vec::new(),

@@ -143,7 +143,7 @@ impl FromStr for KvEventsConfig {
     fn from_str(json: &str) -> Result<Self, String> {
         serde_json::from_str(json).map_err(|error| {
             format!(
-                "{error}; it is a JSON object such as {{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
+                "{error}; expected a JSON object such as {{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
                  \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\"}}"
             )
         })

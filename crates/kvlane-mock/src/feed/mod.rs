@@ -393,7 +393,7 @@ fn name_of(BlockHash(hash): BlockHash) -> u64 {
 fn bind(endpoint: &str, rank: u32) -> Result<TcpListener, ConfigError> {
     let unbound = |error: std::io::Error| ConfigError::Feed { endpoint: endpoint.to_owned(), rank, error };
     let address = address(endpoint, rank)
-        .ok_or_else(|| unbound(std::io::Error::other("there is no such port, or no such address")))?;
+        .ok_or_else(|| unbound(std::io::Error::other("the port or the address is not valid")))?;
     let listener = std::net::TcpListener::bind(address).map_err(unbound)?;
     listener.set_nonblocking(true).map_err(unbound)?;
     TcpListener::from_std(listener).map_err(unbound)

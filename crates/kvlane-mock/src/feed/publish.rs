@@ -247,7 +247,7 @@ async fn until_cut(outlet: &Outlet, serve: impl Future<Output = Result<(), Close
 
 fn report(ended: Result<(), Closed>) {
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection of the KV event feed ended");
+        tracing::debug!(%error, "KV event feed connection ended");
     }
 }
 
@@ -332,7 +332,10 @@ async fn answer(
     request: &Frames,
 ) -> Result<(), Closed> {
     let [delimiter, from] = request.as_slice() else {
-        tracing::warn!(frames = request.len(), "a replay request is an empty frame and a sequence number");
+        tracing::warn!(
+            frames = request.len(),
+            "invalid KV event replay request: expected an empty frame and a sequence number"
+        );
         return Ok(());
     };
     // A number of any length, as vLLM reads it.

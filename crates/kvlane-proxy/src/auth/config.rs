@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::auth::identity::Role;
 use crate::auth::jwt::JwtSpec;
 
-/// Who may use the gateway and who may operate it: keys, roles, tokens and tenants.
+/// Authentication and authorization of clients and operators: keys, roles, tokens and tenants.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Security {

@@ -51,10 +51,10 @@ const API_KEY: &str = "x-api-key";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// The request has no key.
-    #[error("an API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    #[error("an API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Missing,
     /// The key is unknown.
-    #[error("unknown API key: check that it is complete and has not been withdrawn")]
+    #[error("unknown API key: check that it is complete and has not been revoked")]
     Invalid,
     /// The key's role does not allow the request.
     #[error("the key of `{name}` has the role {role}, which does not allow this")]
@@ -241,11 +241,7 @@ impl Auth {
         let again = match jwt.fetch().await {
             Ok(()) => jwt.spec.refresh,
             Err(problem) => {
-                tracing::warn!(
-                    url = jwt.spec.jwks_url,
-                    problem,
-                    "cannot fetch the keys of signed tokens; keeping those of the last successful fetch"
-                );
+                tracing::warn!(url = jwt.spec.jwks_url, problem, "JWKS refresh failed; keeping cached keys");
                 REFETCH_MIN
             }
         };
@@ -291,9 +287,9 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
 
 /// Names that no key may have because they have other meanings: every key (in limits), keys without a row of their
 /// own (in metrics), a request without a key (in logs).
-pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANYBODY];
+pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANONYMOUS];
 /// The name in logs for an operator without a key.
-pub const ANYBODY: &str = "anybody";
+pub const ANONYMOUS: &str = "anonymous";
 
 /// Checks the name of a key.
 ///
@@ -315,7 +311,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     if good {
         Ok(())
     } else {
-        Err(format!("a name has 1 to {NAME_BYTES_MAX} visible ASCII characters: '{name}'"))
+        Err(format!("'{name}' is not a valid name: must be 1 to {NAME_BYTES_MAX} visible ASCII characters"))
     }
 }
 
@@ -324,7 +320,7 @@ fn keys_in(path: &Path) -> Result<Vec<KeySpec>, String> {
     let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
     let bytes = std::fs::metadata(path).map_err(cannot)?.len();
     if bytes > FILE_BYTES_MAX {
-        return Err(format!("{} has {bytes} bytes, {FILE_BYTES_MAX} is the most", path.display()));
+        return Err(format!("{} has {bytes} bytes; the maximum is {FILE_BYTES_MAX}", path.display()));
     }
     let text = std::fs::read_to_string(path).map_err(cannot)?;
     let lines = text.lines().enumerate().map(|(n, line)| (n, line.trim()));
@@ -461,7 +457,7 @@ mod tests {
             (format!("jwt:ann user {one}"), "reserved for signed tokens"),
             (format!("* user {one}"), "cannot be the name of a key"),
             (format!("other user {one}"), "cannot be the name of a key"),
-            (format!("anybody admin {one}"), "cannot be the name of a key"),
+            (format!("anonymous admin {one}"), "cannot be the name of a key"),
         ] {
             let problem = read(&text).err().expect(word).to_string();
             assert!(problem.contains(word) && !problem.contains("sk-plain"), "{problem}");

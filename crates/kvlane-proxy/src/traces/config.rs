@@ -93,7 +93,7 @@ impl Tracing {
         within("tracing.batch_size", self.batch_size, 1, 100_000)?;
         for (field, value) in [("tracing.interval", self.interval), ("tracing.timeout", self.timeout)] {
             if value < LEAST_TIME || value > Duration::from_secs(3600) {
-                return wrong(field, format!("{value:?} is out of range: take {LEAST_TIME:?} to an hour"));
+                return wrong(field, format!("{value:?} is out of range: must be {LEAST_TIME:?} to an hour"));
             }
         }
         Ok(())

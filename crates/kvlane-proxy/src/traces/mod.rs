@@ -82,11 +82,11 @@ pub struct Ending<'a> {
     pub left: bool,
     pub(crate) model: Option<&'a str>,
     pub(crate) request_id: &'a str,
-    pub(crate) course: Course,
+    pub(crate) request_stages: RequestStages,
 }
 
-/// The course of a request, as its trace shows it.
-pub struct Course {
+/// The request_stages of a request, as its trace shows it.
+pub struct RequestStages {
     /// Its stages in order, with start and end.
     pub stages: Vec<(Stage, Nanos, Nanos)>,
     /// When its response began.
@@ -178,7 +178,7 @@ impl RequestTrace {
         let Some(record) = &self.record else { return Vec::new() };
         let mut spans = std::mem::take(&mut *record.attempts());
         let own = self.context.span;
-        let Course { stages, began, winner } = &ending.course;
+        let RequestStages { stages, began, winner } = &ending.request_stages;
         for &(stage, from, to) in stages {
             let parent = match stage {
                 Stage::Send | Stage::Engine => winner.unwrap_or(own),

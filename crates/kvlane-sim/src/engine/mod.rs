@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_without_hashes_is_its_own_and_found_by_who_continues_it() {
+    fn a_prompt_without_hashes_is_new_and_found_by_its_continuation() {
         let mut engine = Engine::new(config(100));
         let own = |id, output_seed| EngineRequest {
             prompt_blocks: Arc::new([]),
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preempted_sequence_goes_before_those_who_never_ran() {
+    fn a_preempted_sequence_goes_before_those_that_never_ran() {
         let mut engine = Engine::new(config(8));
         let events =
             serve(&mut engine, [request(1, 1, 32, 40), request(2, 2, 32, 40), request(3, 3, 100, 1)]);
@@ -829,7 +829,7 @@ mod tests {
         script
     }
 
-    /// Every computed token has its place, who waits holds nothing, and the sums over the batch are right.
+    /// Every computed token has a block, waiting sequences hold none, and the sums over the batch are right.
     #[track_caller]
     fn check_blocks(engine: &Engine) {
         let of = |at: &u32| &engine.sequences[*at as usize];
@@ -1039,7 +1039,7 @@ mod tests {
         ///
         /// Also held by `hits_never_exceed_what_a_cache_that_never_forgets_would_have`.
         #[test]
-        fn tokens_are_computed_found_or_sent_and_nothing_is_found_that_nobody_had(
+        fn tokens_are_computed_found_or_sent_and_only_stored_tokens_are_found(
             arrivals in prop::collection::vec(arrival(), 1..40),
             config in any_config(),
         ) {

@@ -5,9 +5,9 @@
 //! KV events with their delay. So a policy behaves here as it does in the gateway.
 
 mod faults;
+mod node;
 mod play;
 mod retry;
-mod seat;
 
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
@@ -18,8 +18,8 @@ use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 
+use node::Node;
 pub use play::{Run, Send};
-use seat::Seat;
 
 use crate::clock::Clock;
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};
@@ -98,8 +98,8 @@ pub struct World {
     /// Decode engines, and prefill engines if they are separate.
     routers: Vec<Router>,
     /// Of all pools, the decode pool first.
-    seats: Vec<Seat>,
-    /// By pool: the seat of each of the router's slots.
+    nodes: Vec<Node>,
+    /// By pool: the node of each of the router's slots.
     slots: Vec<Vec<usize>>,
     clock: Clock<Event>,
     rng: Rng,
@@ -141,25 +141,25 @@ enum Event {
     /// A client gives up.
     Timeout { run: u32, request: u32 },
     /// An engine's step ends.
-    Step { seat: u16 },
+    Step { node: u16 },
     /// Engines report their load.
     Report,
     /// A load report arrives.
-    Reported { seat: u16, reported: LoadReport },
+    Reported { node: u16, reported: LoadReport },
     /// KV events of an engine arrive.
-    Kv { seat: u16, generation: u32, events: Vec<KvEvent> },
+    Kv { node: u16, generation: u32, events: Vec<KvEvent> },
     /// A fault begins.
     Fault(usize),
     /// A fault ends.
     Over(usize),
     /// A flooded feed reports further false blocks.
-    Flood { seat: u16 },
+    Flood { node: u16 },
     /// The router learns the health of endpoints.
-    Health { seat: u16 },
+    Health { node: u16 },
     /// An endpoint is probed.
-    Probe { seat: u16 },
+    Probe { node: u16 },
     /// A probe that was not answered at once times out.
-    Probed { seat: u16, began: Nanos },
+    Probed { node: u16, began: Nanos },
     /// The timeout of a request's first token.
     Late { run: u32, request: u32, sent: u32 },
     /// Check whether an answer has progressed since its last check.
@@ -180,7 +180,7 @@ impl World {
         let mut world = Self {
             rng: Rng::new(config.seed),
             routers: Vec::new(),
-            seats: Vec::new(),
+            nodes: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
             reloads: 0,
@@ -218,14 +218,14 @@ impl World {
             if exact {
                 router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
             }
-            slots.push(self.seats.len());
-            self.seats.push(Seat::new(Engine::new(engine), pool, id, Transfer::new(self.config.link)));
+            slots.push(self.nodes.len());
+            self.nodes.push(Node::new(Engine::new(engine), pool, id, Transfer::new(self.config.link)));
         }
         self.routers.push(router);
         self.slots.push(slots);
     }
 
-    /// Seat of an endpoint of a pool.
+    /// Node of an endpoint of a pool.
     fn seat_of(&self, pool: usize, endpoint: EndpointId) -> usize {
         self.slots[pool][endpoint.slot()]
     }
@@ -245,9 +245,9 @@ impl World {
         self.decisions
     }
 
-    /// Counters and gauges of each seat in the fleet, prefill engines last. Counters continue after a death.
+    /// Counters and gauges of each node in the fleet, prefill engines last. Counters continue after a death.
     pub fn engine_stats(&self) -> Vec<EngineStats> {
-        self.seats.iter().map(|seat| seat.buried.followed_by(seat.engine.stats())).collect()
+        self.nodes.iter().map(|node| node.earlier_stats.followed_by(node.engine.stats())).collect()
     }
 
     /// Lets `span` pass without sending requests.
@@ -271,30 +271,30 @@ impl World {
         let now = self.now();
         match event {
             Event::Report => self.report(false),
-            Event::Reported { seat, reported } => {
-                let Seat { id: endpoint, pool, .. } = self.seats[usize::from(seat)];
+            Event::Reported { node, reported } => {
+                let Node { id: endpoint, pool, .. } = self.nodes[usize::from(node)];
                 self.routers[pool].step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
             }
-            Event::Kv { seat, generation, events } => {
-                let Seat { id, pool, generation: current, .. } = self.seats[usize::from(seat)];
+            Event::Kv { node, generation, events } => {
+                let Node { id, pool, generation: current, .. } = self.nodes[usize::from(node)];
                 if generation == current {
                     events.iter().for_each(|event| _ = self.routers[pool].apply(id, event));
                 }
             }
             Event::Fault(index) => self.begin_fault(index),
             Event::Over(index) => self.end_fault(index),
-            Event::Flood { seat } => self.flood(seat.into()),
-            Event::Health { seat } => {
-                let healthy = self.seats[usize::from(seat)].alive();
-                self.tell_health(seat.into(), healthy, healthy);
+            Event::Flood { node } => self.flood(node.into()),
+            Event::Health { node } => {
+                let healthy = self.nodes[usize::from(node)].alive();
+                self.tell_health(node.into(), healthy, healthy);
             }
-            Event::Probe { seat } => self.probe(seat.into()),
-            Event::Probed { seat, began } => self.probed(seat.into(), began),
+            Event::Probe { node } => self.probe(node.into()),
+            Event::Probed { node, began } => self.probed(node.into(), began),
             Event::Tick => {
                 self.tick_at = None;
                 self.routers[0].step(now, Input::Tick, &mut self.outputs);
             }
-            Event::Step { seat } => self.seats[usize::from(seat)].step_at = None,
+            Event::Step { node } => self.nodes[usize::from(node)].step_at = None,
             Event::Root { .. }
             | Event::Due { .. }
             | Event::Place { .. }
@@ -308,18 +308,18 @@ impl World {
     fn report(&mut self, again: bool) {
         let Some(feed) = self.config.reports else { return };
         let now = self.now();
-        for (n, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| seat.answers()) {
-            seat.catch_up(now);
-            let stats = seat.engine.stats();
+        for (n, node) in self.nodes.iter_mut().enumerate().filter(|(_, node)| node.answers()) {
+            node.catch_up(now);
+            let stats = node.engine.stats();
             let reported = LoadReport {
                 running: stats.running,
                 waiting: stats.waiting,
                 kv_usage_ratio: stats.kv_blocks_used as f32 / stats.kv_blocks.max(1) as f32,
                 kv_capacity_tokens: Some(
-                    u64::from(stats.kv_blocks) * u64::from(seat.engine.config().block_tokens),
+                    u64::from(stats.kv_blocks) * u64::from(node.engine.config().block_tokens),
                 ),
             };
-            self.clock.schedule(now + feed.age, Event::Reported { seat: n as u16, reported });
+            self.clock.schedule(now + feed.age, Event::Reported { node: n as u16, reported });
         }
         (self.reporting, self.reported_at) = (false, now);
         if again {
@@ -338,28 +338,28 @@ impl World {
         self.reporting = true;
     }
 
-    /// Schedules when to advance the engine at `seat` next. Changes of its cache have to be forwarded at once.
-    fn watch(&mut self, seat: usize) {
-        let here = &mut self.seats[seat];
-        let Seat { engine, .. } = here;
+    /// Schedules when to advance the engine at `node` next. Changes of its cache have to be forwarded at once.
+    fn watch(&mut self, node: usize) {
+        let here = &mut self.nodes[node];
+        let Node { engine, .. } = here;
         let quiet = !engine.config().kv_events && engine.stats().running <= QUIET_SEQUENCES_MAX;
         let next = if quiet { engine.quiet_until() } else { engine.next_deadline() };
         let next = next.and_then(|at| here.world_time(at));
         if next != here.step_at {
             here.step_at = next;
             if let Some(at) = next {
-                self.clock.schedule(at, Event::Step { seat: seat as u16 });
+                self.clock.schedule(at, Event::Step { node: node as u16 });
             }
         }
     }
 
-    /// Forwards the KV events of the engine at `seat`.
-    fn tell_kv_events(&mut self, seat: usize) {
-        let Seat { engine, generation, pool, id, trouble, .. } = &mut self.seats[seat];
+    /// Forwards the KV events of the engine at `node`.
+    fn tell_kv_events(&mut self, node: usize) {
+        let Node { engine, generation, pool, id, active_faults, .. } = &mut self.nodes[node];
         let router = &self.routers[*pool];
         let mut events = Vec::new();
         engine.take_kv_events(&mut events);
-        if events.is_empty() || trouble.cuts > 0 || trouble.holes > 0 {
+        if events.is_empty() || active_faults.cuts > 0 || active_faults.holes > 0 {
             return;
         }
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
@@ -376,7 +376,7 @@ impl World {
         };
         for _ in 0..copies {
             let late = Nanos((jitter.0 as f64 * self.rng.unit()) as u64);
-            let event = Event::Kv { seat: seat as u16, generation: *generation, events: events.clone() };
+            let event = Event::Kv { node: node as u16, generation: *generation, events: events.clone() };
             self.clock.schedule(self.clock.now() + delay + late, event);
         }
     }

@@ -78,7 +78,7 @@ pub(super) struct Flight {
     pub(super) blocks: Option<Vec<BlockHash>>,
     /// The pool that serves it: first the prefill pool, if there is one, then the decode pool.
     pub(super) pool: usize,
-    pub(super) seat: Option<usize>,
+    pub(super) node: Option<usize>,
     /// Source of its KV blocks.
     pub(super) source: Option<usize>,
     /// Arrival time of its KV blocks, once known.
@@ -235,11 +235,11 @@ impl Play<'_, '_> {
             Event::Due { run, request } if run == self.run => self.due(request),
             Event::Place { run, request } if run == self.run => self.place(request),
             Event::Timeout { run, request } if run == self.run => self.give_up(request),
-            Event::Step { seat } => self.step(seat.into()),
+            Event::Step { node } => self.step(node.into()),
             // The last report says that all engines are idle; there is no other until a request arrives.
             Event::Report => self.world.report(!self.flights.is_empty()),
             Event::Fault(index) => self.fault(index),
-            Event::Probe { seat } | Event::Probed { seat, .. } => self.probe(event, seat.into()),
+            Event::Probe { node } | Event::Probed { node, .. } => self.probe(event, node.into()),
             Event::Late { run, request, sent } if run == self.run => self.late(request, sent),
             Event::Stalled { run, request, sent, tokens } if run == self.run => {
                 self.stalled(request, sent, tokens);
@@ -313,20 +313,20 @@ impl Play<'_, '_> {
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let Some(blocks) = flight.blocks.take() else { return };
         let (pool, sent_from) = (flight.pool, flight.source);
-        let seat = self.world.seat_of(pool, endpoint);
+        let node = self.world.seat_of(pool, endpoint);
         self.sent += 1;
-        (flight.seat, flight.sent) = (Some(seat), self.sent);
-        self.outcome(request).endpoint = Some(seat as u16);
-        let trouble = &self.world.seats[seat].trouble;
-        let busy = trouble.busy.last().filter(|_| trouble.pauses + trouble.holes == 0);
-        if !self.world.seats[seat].alive() {
-            return self.attempt_failed(request, seat, Failed::Unreachable);
+        (flight.node, flight.sent) = (Some(node), self.sent);
+        self.outcome(request).endpoint = Some(node as u16);
+        let active_faults = &self.world.nodes[node].active_faults;
+        let busy = active_faults.busy.last().filter(|_| active_faults.pauses + active_faults.holes == 0);
+        if !self.world.nodes[node].alive() {
+            return self.attempt_failed(request, node, Failed::Unreachable);
         }
         if let Some(&(_, retry_after)) = busy {
-            return self.attempt_failed(request, seat, Failed::Busy(retry_after));
+            return self.attempt_failed(request, node, Failed::Busy(retry_after));
         }
         self.await_first_token(request, self.sent);
-        if self.world.seats[seat].trouble.holes > 0 {
+        if self.world.nodes[node].active_faults.holes > 0 {
             return;
         }
         let mut wanted = EngineRequest {
@@ -341,63 +341,63 @@ impl Play<'_, '_> {
         let remote = |tokens| Some(Remote { tokens, ready_at: Nanos::MAX });
         if sent_from.is_some() {
             wanted.remote = remote(input_tokens);
-        } else if let Some((holder, tokens)) = self.better_holder(seat, &wanted) {
+        } else if let Some((holder, tokens)) = self.better_holder(node, &wanted) {
             wanted.remote = remote(tokens);
             if let Some(flight) = self.flights.get_mut(&request) {
                 flight.source = Some(holder);
             }
         }
-        let here = &mut self.world.seats[seat];
+        let here = &mut self.world.nodes[node];
         let time = here.time(now);
         here.engine.enqueue(time, wanted);
-        self.world.watch(seat);
+        self.world.watch(node);
     }
 
-    /// The engine in the pool of `seat` that has enough more of a prompt cached to be worth fetching, and the number
+    /// The engine in the pool of `node` that has enough more of a prompt cached to be worth fetching, and the number
     /// of tokens.
-    fn better_holder(&mut self, seat: usize, request: &EngineRequest) -> Option<(usize, u32)> {
+    fn better_holder(&mut self, node: usize, request: &EngineRequest) -> Option<(usize, u32)> {
         let tokens_min = self.world.config.fetch_tokens_min?;
         let now = self.now();
-        let seats = &mut self.world.seats;
-        seats.iter_mut().for_each(|seat| seat.catch_up(now));
-        let cached = |seat: usize| seats[seat].engine.cached_tokens(request);
+        let nodes = &mut self.world.nodes;
+        nodes.iter_mut().for_each(|node| node.catch_up(now));
+        let cached = |node: usize| nodes[node].engine.cached_tokens(request);
         let fit = |other: &usize| {
-            *other != seat && seats[*other].answers() && seats[*other].pool == seats[seat].pool
+            *other != node && nodes[*other].answers() && nodes[*other].pool == nodes[node].pool
         };
-        let holders = (0..seats.len()).filter(fit).map(|other| (other, cached(other)));
+        let holders = (0..nodes.len()).filter(fit).map(|other| (other, cached(other)));
         // The first of several: the order of reports must not matter.
         let (holder, tokens) = holders.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
-        (tokens >= cached(seat).saturating_add(tokens_min)).then_some((holder, tokens))
+        (tokens >= cached(node).saturating_add(tokens_min)).then_some((holder, tokens))
     }
 
     /// An engine's step ends.
-    fn step(&mut self, seat: usize) {
+    fn step(&mut self, node: usize) {
         let now = self.now();
-        let World { seats, engine_events, .. } = &mut *self.world;
-        if seats[seat].step_at != Some(now) {
+        let World { nodes, engine_events, .. } = &mut *self.world;
+        if nodes[node].step_at != Some(now) {
             return;
         }
-        seats[seat].step_at = None;
-        let time = seats[seat].time(now);
-        seats[seat].engine.advance(time, engine_events);
+        nodes[node].step_at = None;
+        let time = nodes[node].time(now);
+        nodes[node].engine.advance(time, engine_events);
         let mut events = std::mem::take(engine_events);
         for (_, event) in events.drain(..) {
-            self.engine_event(seat, event);
+            self.engine_event(node, event);
         }
         self.world.engine_events = events;
-        self.world.tell_kv_events(seat);
-        self.world.watch(seat);
+        self.world.tell_kv_events(node);
+        self.world.watch(node);
     }
 
-    fn engine_event(&mut self, seat: usize, event: EngineEvent) {
+    fn engine_event(&mut self, node: usize, event: EngineEvent) {
         let now = self.now();
         // Events that happened before a request was removed from an engine and were not yet delivered.
-        if self.flights.get(&(event.id() as u32)).is_none_or(|flight| flight.seat != Some(seat)) {
+        if self.flights.get(&(event.id() as u32)).is_none_or(|flight| flight.node != Some(node)) {
             return;
         }
-        let pool = self.world.seats[seat].pool;
+        let pool = self.world.nodes[node].pool;
         match event {
-            EngineEvent::Allocated { id, tokens } => self.send_to(seat, id as u32, tokens),
+            EngineEvent::Allocated { id, tokens } => self.send_to(node, id as u32, tokens),
             EngineEvent::FirstToken { id, cached_tokens } => {
                 let request = id as u32;
                 let prefilled = self.world.routers.len() > 1 && pool == DECODE;
@@ -426,41 +426,41 @@ impl Play<'_, '_> {
                 self.world.routers[pool].step(now, wrote, &mut self.world.outputs);
                 self.settle(request, None);
             }
-            EngineEvent::Finished { id } => self.hand_over(seat, id as u32),
+            EngineEvent::Finished { id } => self.hand_over(node, id as u32),
             EngineEvent::Rejected { id, why } => self.settle(id as u32, Some(Failure::Refused(why))),
         }
     }
 
     /// A prompt is computed: its KV blocks are sent from here to the decode engine.
-    fn hand_over(&mut self, seat: usize, request: u32) {
+    fn hand_over(&mut self, node: usize, request: u32) {
         self.answered(request);
         self.succeeded(request);
         self.release(request);
         if let Some(flight) = self.flights.get_mut(&request) {
-            *flight = Flight { pool: DECODE, source: Some(seat), ..Flight::default() };
+            *flight = Flight { pool: DECODE, source: Some(node), ..Flight::default() };
             self.place(request);
         }
     }
 
-    /// The engine at `seat` has room for KV blocks: they are sent.
-    fn send_to(&mut self, seat: usize, request: u32, tokens: u32) {
+    /// The engine at `node` has room for KV blocks: they are sent.
+    fn send_to(&mut self, node: usize, request: u32, tokens: u32) {
         let now = self.now();
         let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
-        let sender = &self.world.seats[source];
-        if !sender.alive() || sender.trouble.holes > 0 {
-            self.cancel(seat, request);
+        let sender = &self.world.nodes[source];
+        if !sender.alive() || sender.active_faults.holes > 0 {
+            self.cancel(node, request);
             return self.attempt_failed(request, source, Failed::Broken);
         }
-        let World { seats, .. } = &mut *self.world;
-        let bytes = seats[seat].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
-        let ready_at = seats[source].link.begin(now, bytes);
-        let (time, ready_then) = (seats[seat].time(now), seats[seat].time(ready_at));
-        seats[seat].engine.ready(time, u64::from(request), ready_then);
+        let World { nodes, .. } = &mut *self.world;
+        let bytes = nodes[node].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
+        let ready_at = nodes[source].link.begin(now, bytes);
+        let (time, ready_then) = (nodes[node].time(now), nodes[node].time(ready_at));
+        nodes[node].engine.ready(time, u64::from(request), ready_then);
         if let Some(flight) = self.flights.get_mut(&request) {
             flight.sent_by = Some(ready_at);
         }
         self.outcome(request).moved_tokens += tokens;
-        self.world.watch(seat);
+        self.world.watch(node);
     }
 
     /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
@@ -531,8 +531,8 @@ impl Play<'_, '_> {
     fn give_up(&mut self, request: u32) {
         self.count_tokens(request);
         let Some(flight) = self.flights.get(&request) else { return };
-        if let Some(seat) = flight.seat {
-            self.cancel(seat, request);
+        if let Some(node) = flight.node {
+            self.cancel(node, request);
         }
         self.settle(request, Some(Failure::TimedOut));
     }

@@ -42,7 +42,7 @@ impl Play<'_, '_> {
         let mut struck: Vec<u32> = self
             .flights
             .iter()
-            .filter(|(_, flight)| at.is_some() && flight.seat == at)
+            .filter(|(_, flight)| at.is_some() && flight.node == at)
             .map(|(&r, _)| r)
             .collect();
         struck.sort_unstable();
@@ -70,17 +70,17 @@ impl Play<'_, '_> {
         let now = self.now();
         let hit = |flight: &Flight| {
             let awaited = flight.source == Some(endpoint) && flight.sent_by.is_none_or(|at| at > now);
-            flight.seat == Some(endpoint) || awaited && flight.seat.is_some()
+            flight.node == Some(endpoint) || awaited && flight.node.is_some()
         };
         let mut broken: Vec<u32> =
             self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
         broken.sort_unstable();
         for request in broken {
             // The receiver of a transfer has blocks for it.
-            if let Some(seat) =
-                self.flights.get(&request).and_then(|flight| flight.seat).filter(|&s| s != endpoint)
+            if let Some(node) =
+                self.flights.get(&request).and_then(|flight| flight.node).filter(|&s| s != endpoint)
             {
-                self.cancel(seat, request);
+                self.cancel(node, request);
             }
             self.attempt_failed(request, endpoint, Failed::Broken);
         }
@@ -88,11 +88,11 @@ impl Play<'_, '_> {
 
     /// Probes an endpoint. Requests that wait for the first token of an endpoint found down stop waiting.
     pub(super) fn probe(&mut self, event: Event, at: usize) {
-        let was_healthy = self.world.seats[at].found.healthy;
+        let was_healthy = self.world.nodes[at].found.healthy;
         self.world.happen(event);
-        if was_healthy && !self.world.seats[at].found.healthy {
+        if was_healthy && !self.world.nodes[at].found.healthy {
             let mut waiting: Vec<u32> =
-                self.flights.iter().filter(|(_, flight)| flight.seat == Some(at)).map(|(&r, _)| r).collect();
+                self.flights.iter().filter(|(_, flight)| flight.node == Some(at)).map(|(&r, _)| r).collect();
             waiting.retain(|&request| self.awaits_first_token(request));
             waiting.sort_unstable();
             for request in waiting {
@@ -111,19 +111,19 @@ impl Play<'_, '_> {
     /// Removes a request from its engine.
     pub(super) fn cancel(&mut self, at: usize, request: u32) {
         let now = self.now();
-        let seat = &mut self.world.seats[at];
-        let time = seat.time(now);
-        seat.engine.cancel(time, u64::from(request));
+        let node = &mut self.world.nodes[at];
+        let time = node.time(now);
+        node.engine.cancel(time, u64::from(request));
         self.world.watch(at);
     }
 
     /// Counts the tokens that a client has received of an answer that is about to break.
     pub(super) fn count_tokens(&mut self, request: u32) {
         let now = self.now();
-        let Some(Flight { pool: DECODE, seat: Some(seat), .. }) = self.flights.get(&request) else { return };
-        let seat = &mut self.world.seats[*seat];
-        seat.catch_up(now);
-        let generated = seat.engine.generated_tokens(u64::from(request)).unwrap_or(0);
+        let Some(Flight { pool: DECODE, node: Some(node), .. }) = self.flights.get(&request) else { return };
+        let node = &mut self.world.nodes[*node];
+        node.catch_up(now);
+        let generated = node.engine.generated_tokens(u64::from(request)).unwrap_or(0);
         let outcome = self.outcome(request);
         if outcome.first_token.is_some() && generated > 0 {
             outcome.output_tokens = 1 + (generated - 1) / TOKENS_TOLD * TOKENS_TOLD;
@@ -152,23 +152,23 @@ impl Play<'_, '_> {
 
     /// The first-token timeout of a request, unless the token has arrived or the request has been placed elsewhere.
     pub(super) fn late(&mut self, request: u32, sent: u32) {
-        let Some(&Flight { seat: Some(seat), sent: last, .. }) = self.flights.get(&request) else { return };
+        let Some(&Flight { node: Some(node), sent: last, .. }) = self.flights.get(&request) else { return };
         if last == sent && self.awaits_first_token(request) {
-            self.cancel(seat, request);
-            self.attempt_failed(request, seat, Failed::Late);
+            self.cancel(node, request);
+            self.attempt_failed(request, node, Failed::Late);
         }
     }
 
     /// The answer fails if it has not progressed.
     pub(super) fn stalled(&mut self, request: u32, sent: u32, tokens: u32) {
-        let Some(&Flight { seat: Some(at), sent: last, .. }) = self.flights.get(&request) else { return };
+        let Some(&Flight { node: Some(at), sent: last, .. }) = self.flights.get(&request) else { return };
         if last != sent {
             return;
         }
         let now = self.now();
-        let seat = &mut self.world.seats[at];
-        seat.catch_up(now);
-        match seat.engine.generated_tokens(u64::from(request)) {
+        let node = &mut self.world.nodes[at];
+        node.catch_up(now);
+        match node.engine.generated_tokens(u64::from(request)) {
             Some(generated) if generated > tokens => self.await_more(request, generated),
             _ => {
                 self.count_tokens(request);
@@ -191,16 +191,16 @@ impl Play<'_, '_> {
         self.release(request);
         self.outcome(request).attempts += 1;
         let prefill = self.world.routers.len() - 1;
-        let failed = self.world.seats[endpoint].id;
+        let failed = self.world.nodes[endpoint].id;
         if let Some(flight) = self.flights.get_mut(&request) {
             if flight.pool == DECODE && prefill != DECODE {
                 // The prefill engine that held the prompt is gone: it has to be computed again.
                 *flight = Flight { pool: prefill, ..Flight::default() };
             } else {
-                if flight.seat == Some(endpoint) {
+                if flight.node == Some(endpoint) {
                     flight.failed.push(failed);
                 }
-                (flight.seat, flight.source, flight.sent_by) = (None, None, None);
+                (flight.node, flight.source, flight.sent_by) = (None, None, None);
                 flight.attempt += 1;
             }
             flight.ended = Some(how);
@@ -211,13 +211,13 @@ impl Play<'_, '_> {
 
     /// Reports the outcome of an attempt to the router, which learns of its end by [`Input::Finished`].
     fn tell_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
-        let Some(flight) = self.flights.get(&request).filter(|flight| flight.seat == Some(endpoint)) else {
+        let Some(flight) = self.flights.get(&request).filter(|flight| flight.node == Some(endpoint)) else {
             return;
         };
         if self.world.config.rules.is_none() {
             return;
         }
-        self.world.seats[endpoint].found.gone |= how == Failed::Unreachable;
+        self.world.nodes[endpoint].found.gone |= how == Failed::Unreachable;
         let (now, request) = (self.now(), self.id(request));
         let input = match how {
             Failed::Busy(retry_after) => Input::Busy { request, retry_after },

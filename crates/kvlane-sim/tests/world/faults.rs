@@ -114,7 +114,7 @@ fn who_does_not_answer_is_given_up_found_out_and_known_when_it_is_back() {
 }
 
 #[test]
-fn whoever_waits_for_a_first_token_where_probes_find_nobody_is_answered_elsewhere() {
+fn requests_without_a_first_token_are_retried_elsewhere_when_probes_fail() {
     let trace = conversations(60, 7);
     let mut config = hasty(config("round_robin", 3, 1));
     if let Some(rules) = &mut config.rules {
@@ -196,7 +196,7 @@ fn a_breaker_spares_requests_the_endpoint_that_fails_them_and_lets_it_come_back(
 }
 
 #[test]
-fn a_busy_engine_costs_nobody_an_answer_and_a_busy_fleet_says_so() {
+fn a_busy_engine_fails_no_request_and_a_busy_fleet_rejects_with_429() {
     let trace = conversations(60, 7);
     let busy =
         |endpoint| Fault::Busy { at: Nanos::ZERO, endpoint, retry_after: Some(secs(1.0)), until: None };

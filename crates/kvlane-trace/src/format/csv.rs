@@ -26,7 +26,7 @@ impl Columns {
             Some(field) => Err(TraceError::Line {
                 line,
                 field,
-                why: format!("no such column in the header: {}", names.join(",")),
+                why: format!("the header has no column {}", names.join(",")),
             }),
             None => Ok(Self { names }),
         }

@@ -59,7 +59,7 @@ struct Seen {
 pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Result<Draft, TraceError> {
     let bytes = lines.rest()?;
     let line = |why: String| TraceError::Line { line: 1, field: "recording", why };
-    let frames = Frames::new(&bytes).ok_or_else(|| line("it is of another version of kvlane".into()))?;
+    let frames = Frames::new(&bytes).ok_or_else(|| line("another version of kvlane wrote it".into()))?;
     let mut reading = Reading::default();
     for frame in frames {
         reading.take(frame);

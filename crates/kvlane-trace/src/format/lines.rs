@@ -98,7 +98,9 @@ impl<R: BufRead> Lines<R> {
 
     /// A note about skipped lines.
     pub(super) fn skipped(&self) -> Option<String> {
-        self.skipped.as_ref().map(|(count, first)| format!("skipped {count} bad lines, the first: {first}"))
+        self.skipped
+            .as_ref()
+            .map(|(count, first)| format!("skipped {count} invalid lines; the first: {first}"))
     }
 }
 

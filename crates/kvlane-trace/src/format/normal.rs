@@ -63,7 +63,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         return Err(wrong("kvlane_trace", why));
     }
     if header.block_tokens == 0 {
-        return Err(wrong("block_tokens", "0 is no block size".to_owned()));
+        return Err(wrong("block_tokens", "must be at least 1".to_owned()));
     }
     let mut draft = Draft::new(&Options { block_tokens: Some(header.block_tokens), ..options.clone() }, 1);
     draft.timed = false;
@@ -123,7 +123,7 @@ fn request(line: Line, draft: &Draft, sessions: u32) -> Result<TraceRequest, Fau
             return Err(Fault::Field("shared", why));
         }
     } else if request.shared_blocks > 0 {
-        return Err(Fault::Field("base", "missing, but shared is there".to_owned()));
+        return Err(Fault::Field("base", "missing, although `shared` is set".to_owned()));
     }
     Ok(request)
 }

@@ -115,7 +115,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
                 return if indented.len() <= SESSION_BYTES_MAX {
                     Ok(())
                 } else {
-                    Err(Fault::Field("line", "a session without end".to_owned()))
+                    Err(Fault::Field("line", "the session is not closed".to_owned()))
                 };
             }
         }
@@ -128,7 +128,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         return Err(TraceError::Line {
             line: lines.line(),
             field: "line",
-            why: "a session without end".to_owned(),
+            why: "the session is not closed".to_owned(),
         });
     }
     let Options { seed, session_rate, .. } = options;
@@ -185,7 +185,7 @@ impl Reader<'_> {
             .map(|turn| (turn.request.input_tokens, turn.request.output_tokens))
             .collect();
         if begin.is_empty() {
-            return Err(Fault::Field("requests", "there is none".to_owned()));
+            return Err(Fault::Field("requests", "at least one is required".to_owned()));
         }
         if !self.seen.insert(begin) {
             return Ok(false);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_has_exactly_its_share_and_a_pause_has_nobody() {
+    fn a_stage_has_exactly_its_share_and_a_pause_has_no_arrival() {
         let stages = vec![Stage { rate: 15.0, seconds: 50.0 }, Stage { rate: 3.0, seconds: 20.0 }];
         let times = starts(&Arrivals::Stages { stages, pause_s: 30.0 });
         assert_eq!(times.len(), 750 + 60);

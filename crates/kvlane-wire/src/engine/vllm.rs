@@ -70,8 +70,8 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         caching: Some("start the engine with --enable-prefix-caching"),
         kv_events: Some(
             "start the engine with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
-             \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'; if it does and is too old to \
-             tell where, give --kv-events-port 5557",
+             \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'; if it is set and the engine \
+             is too old to report its port, give --kv-events-port 5557",
         ),
         replay_setting: Some("replay_endpoint in --kv-events-config"),
         replay_gaps: Some("vLLM up to 0.32 loses messages of long replays: lower buffer_steps, or update it"),

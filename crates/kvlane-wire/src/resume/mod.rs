@@ -26,13 +26,13 @@ use crate::sse::{Edge, event_end, name_and_data};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unfit {
     /// Neither a streamed completion nor a streamed chat.
-    #[error("only streamed completions and chats can be continued")]
+    #[error("only streamed completions and chat completions can be continued")]
     Kind,
     /// The body is not JSON of these APIs.
     #[error("cannot parse the request body")]
     Body,
     /// The body has a field that a second request cannot take over, or that is unknown.
-    #[error("the request sets \"{0}\", which does not allow continuing")]
+    #[error("the request sets \"{0}\": no second request can continue its answer")]
     Key(String),
     /// Several prompts, or token ids that would have to be followed by text.
     #[error("the prompt is not a single text, and the engine reported no token ids")]
@@ -53,7 +53,7 @@ pub enum Unfit {
     #[error("the answer contains reasoning, which no request can repeat")]
     Reasoning,
     /// A chunk that does not belong to a completion with one choice.
-    #[error("the stream is not that of a single completion")]
+    #[error("the stream is not one completion with one choice")]
     Chunk,
     /// The stream reported an engine error.
     #[error("the engine reported an error in the stream")]
@@ -65,7 +65,7 @@ pub enum Unfit {
 
 /// Capabilities of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Means {
+pub struct EngineCapabilities {
     /// It supports `continue_final_message` correctly.
     pub continues_messages: bool,
     /// Its maximum of prompt and output tokens together, if known.
@@ -190,7 +190,7 @@ impl Transcript {
     ///
     /// # Errors
     /// Why it cannot be continued.
-    pub fn resume(&mut self, means: Means) -> Result<Next, Unfit> {
+    pub fn resume(&mut self, means: EngineCapabilities) -> Result<Next, Unfit> {
         self.held = Vec::new();
         self.edge = Edge::Line;
         if self.finished || self.done {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::chunk::{Object, Tokens, is_nothing, number, string, write_ids};
-use super::{Means, Unfit};
+use super::{EngineCapabilities, Unfit};
 use crate::api::Api;
 use crate::json::{JsonError, Scanner};
 
@@ -156,7 +156,7 @@ impl Request {
         &self,
         text: &str,
         tokens: &Tokens,
-        means: Means,
+        means: EngineCapabilities,
     ) -> Result<Continuation, Unfit> {
         let chat = self.api == Api::ChatCompletions;
         if tokens.sends_ids() {
@@ -187,7 +187,7 @@ impl Request {
 
     /// Output limit of a completion that continues a chat after `sent` tokens. `None` if it is unknown, or if a tool
     /// may be called: only the engine's chat endpoint distinguishes a call from text.
-    fn limit_by_ids(&self, prompt_tokens: usize, sent: u32, means: Means) -> Option<u32> {
+    fn limit_by_ids(&self, prompt_tokens: usize, sent: u32, means: EngineCapabilities) -> Option<u32> {
         if self.api == Api::Completions {
             return Some(0);
         }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const MEANS: Means = Means { continues_messages: true, context_tokens: Some(10_000) };
+const MEANS: EngineCapabilities =
+    EngineCapabilities { continues_messages: true, context_tokens: Some(10_000) };
 const ROOM: usize = 1 << 20;
 
 /// An engine whose tokens are bytes, and whose next token depends on all tokens before it.
@@ -452,16 +453,16 @@ fn token_ids_that_cannot_be_used_are_not_replaced_by_text() {
 fn an_engine_that_may_begin_a_new_message_is_not_asked_to_continue_one() {
     let mut transcript = begin(true);
     pass(&mut transcript, &chat_chunk(json!({"content": "a"})));
-    assert_eq!(transcript.resume(Means::default()), Err(Unfit::Engine));
+    assert_eq!(transcript.resume(EngineCapabilities::default()), Err(Unfit::Engine));
     // Any engine can continue a completion, or a chat without any text yet.
     let mut transcript = begin(false);
     pass(&mut transcript, &text_chunk("a"));
-    assert!(transcript.resume(Means::default()).is_ok());
+    assert!(transcript.resume(EngineCapabilities::default()).is_ok());
     let mut transcript = begin(true);
     pass(&mut transcript, &chat_chunk(json!({"role": "assistant", "content": ""})));
     let (_, body) = request(true, false, 9, "hi", false);
     assert_eq!(
-        transcript.resume(Means::default()),
+        transcript.resume(EngineCapabilities::default()),
         Ok(Next::Ask { api: Api::ChatCompletions, body: body.to_string().into() })
     );
 }

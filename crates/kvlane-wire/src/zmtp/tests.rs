@@ -124,7 +124,7 @@ fn a_ping_is_answered_with_its_context_even_within_a_message() {
 }
 
 #[test]
-fn we_ping_only_who_knows_pings_and_a_pong_is_no_event() {
+fn only_peers_that_know_pings_are_pinged_and_a_pong_is_no_event() {
     assert_eq!(open(Socket::Sub, b"PUB", 0).ping(600), Ok(false));
     let (mut a, mut b) = (open(Socket::Sub, b"PUB", 1), open(Socket::Pub, b"SUB", 1));
     assert_eq!(a.ping(600), Ok(true));

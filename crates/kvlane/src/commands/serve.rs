@@ -59,7 +59,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         if connections > 0 {
-            tracing::info!(connections, "connections without a placed request were closed");
+            tracing::info!(connections, "stopped: connections without a request in flight were closed");
         }
         tracing::info!("stopped");
         Ok(ExitCode::SUCCESS)

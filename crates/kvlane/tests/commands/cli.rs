@@ -151,7 +151,7 @@ fn a_log_for_programs_is_an_object_on_each_line() {
             "{text}"
         );
         let last = lines.last().expect("lines");
-        assert_eq!((&last["level"], &last["message"]), (&"ERROR".into(), &"kvlane ends".into()), "{text}");
+        assert_eq!((&last["level"], &last["message"]), (&"ERROR".into(), &"kvlane failed".into()), "{text}");
         assert!(last["timestamp"].is_string() && last["error"].is_string(), "{text}");
     }
     // A flag comes first.
@@ -319,10 +319,10 @@ fn a_worker_that_does_not_come_up_is_logged_with_its_cause_and_what_to_do() {
     // Nothing listens on port 1: it is reserved, and below 1024.
     let dead = "http://127.0.0.1:1/v1";
     let mut gateway = Running::start(&[&SERVE[..], &["--worker-urls", dead]].concat());
-    gateway.logs(&["WARN", "have no /v1", dead]);
+    gateway.logs(&["WARN", "must not end in /v1", dead]);
     gateway.logs(&[
         "WARN",
-        "worker down",
+        "worker unhealthy",
         "worker=http://127.0.0.1:1 ",
         "Connection refused",
         "start the server",

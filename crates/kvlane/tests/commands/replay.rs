@@ -122,9 +122,9 @@ fn a_trace_sped_up_is_called_another_load() {
     let args = [engine.url.as_str(), "--trace", &trace, "--speed", "100", "--json", "-"];
     let output = replay(&[&args[..], &PATIENT].concat());
     assert!(output.status.success());
-    assert!(text(&output.stderr).contains("another load than the trace's"));
+    assert!(text(&output.stderr).contains("the load differs from the trace's"));
     let usual = replay(&[engine.url.as_str(), "--trace", &trace, "--requests", "1", "--json", "-"]);
-    assert!(!text(&usual.stderr).contains("another load"));
+    assert!(!text(&usual.stderr).contains("the load differs"));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_server_that_answers_nobody_is_a_failure() {
+fn an_unreachable_server_is_a_failure() {
     let args = ["http://127.0.0.1:1", "--trace", "azure-conversation", "--requests", "1", "--model", "m"];
     let output = replay(&[&args[..], &PATIENT].concat());
     assert_eq!(output.status.code(), Some(1));

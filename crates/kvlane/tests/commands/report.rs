@@ -34,7 +34,7 @@ fn two_runs_become_a_page_and_plots() {
     assert_eq!(text(&done.stdout), "a: 60 requests\nwith cache: 60 requests\n");
     let html = fs::read_to_string(&page).expect("a page");
     assert!(html.contains("A &lt;b&gt; day") && !html.contains("A <b> day"));
-    assert!(html.contains("with cache against a, 60 requests that both answered"));
+    assert!(html.contains("with cache against a, 60 requests answered in both"));
     assert!(html.contains("more came from the cache") && html.contains("-750 "), "{html}");
     for outside in ["src=\"http", "href=\"http", "@import", "url("] {
         assert!(!html.contains(outside), "{outside}");

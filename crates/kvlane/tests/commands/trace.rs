@@ -64,7 +64,7 @@ fn a_bad_line_is_named_and_can_be_skipped() {
     fails(&["import", &path, "--out", &out], &["bad.jsonl", "trace line 2, input_length: missing"]);
     let said = prints(&["import", &path, "--out", &out, "--skip-bad"]);
     assert!(
-        said.contains("note: skipped 1 bad lines, the first: trace line 2, input_length: missing"),
+        said.contains("note: skipped 1 invalid lines; the first: trace line 2, input_length: missing"),
         "{said}"
     );
 }

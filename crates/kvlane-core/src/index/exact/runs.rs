@@ -2,7 +2,7 @@
 //!
 //! A *run* is up to 64 consecutive blocks. It can start at any position and ends at the latest with its *span* of 64
 //! positions. Where prompts diverge, the new branch is a run of its own: runs are never split, so a block keeps its
-//! place as long as it has a holder. One bit per block and holder records who holds it, so an endpoint that has evicted
+//! place as long as it has a holder. One bit per block and endpoint records the holders, so an endpoint that has evicted
 //! a block in the middle is distinguished from one that has not.
 //!
 //! Runs are found by their first block. Since hashes are chained, the first block of a run identifies everything before

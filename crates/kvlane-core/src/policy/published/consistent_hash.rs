@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_is_within_the_bound_the_owner_gets_it() {
+    fn if_no_endpoint_is_within_the_bound_the_owner_is_picked() {
         let mut case = Case::new("consistent_hash", 100, &[(0, 0, 0, 0); 4]);
         let owner = placed(&mut case, 7);
         for row in &mut case.rows {

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_sticky_nobody_is_left() {
+    fn if_all_endpoints_hold_the_prefix_the_least_loaded_is_picked() {
         check("llm_d_affinity", &[(100, 0, 900_000, 0), (100, 0, 0, 0)], (1, Reason::PrefixHit));
     }
 }

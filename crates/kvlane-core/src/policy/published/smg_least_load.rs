@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn if_nobody_reports_requests_decide() {
+    fn without_reports_requests_in_flight_decide() {
         let mut case = Case::new("smg_least_load", 1000, &[(0, 3, 0, 0), (0, 2, 0, 0)]);
         assert_eq!(case.pick().0, 1);
         assert_eq!(case.costs, [3.0, 2.0]);

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_nobody_knows_go_round() {
+    fn unknown_prompts_are_placed_in_turn() {
         let mut case = case("weighted", &[(0, 0, 0, 0.0); 3]);
         let mut picks: Vec<usize> = (0..6).map(|_| case.pick().0).collect();
         assert_eq!(picks[..3], picks[3..], "the same order again");

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Job, Matrix};
 use crate::statistics::ci::Figure;
 use crate::statistics::curve::{Crossing, Curve, Within};
-use crate::statistics::draws::{Drawn, Estimate, Lots};
+use crate::statistics::draws::{Drawn, Estimate, RandomStreams};
 use crate::statistics::paired::{Matched, Paired};
 
 /// The name and version of [`Report`].
@@ -223,7 +223,7 @@ impl Report {
         for (which, named) in routers.iter().enumerate().filter(|(_, named)| named.router != ours) {
             for (at, &load) in loads.iter().enumerate() {
                 let (theirs, own) = (counted(&named.router, load), counted(&ours, load));
-                let lots = Lots::of(matrix.order_seed, 0x1000 + (which * loads.len() + at) as u64);
+                let lots = RandomStreams::of(matrix.order_seed, 0x1000 + (which * loads.len() + at) as u64);
                 let compared = |figure: &dyn Fn(&Record) -> Option<f64>| {
                     let matched: Vec<Matched> = theirs
                         .iter()
@@ -275,7 +275,7 @@ impl Report {
 /// The figures of a cell. `which` selects its random stream.
 fn figures(runs: &[&Recorded], which: u64) -> Figures {
     let mut found = Figures::new();
-    let lots = |figure: usize| Lots::of(0, which * 64 + figure as u64);
+    let lots = |figure: usize| RandomStreams::of(0, which * 64 + figure as u64);
     let mut put = |name: &str, drawn: Option<Drawn>| {
         debug_assert!(FIGURES.contains(&name), "{name}");
         found.extend(drawn.filter(|drawn| drawn.value.is_finite()).map(|drawn| (name.to_owned(), drawn)));

@@ -308,17 +308,17 @@ impl Matrix {
             return fail("loads", format!("{} occurs twice", f64::from_bits(twice)));
         }
         if loads.is_empty() {
-            return fail("loads", "there is none".to_owned());
+            return fail("loads", "at least one is required".to_owned());
         }
         if let Some(twice) = twice(&self.seeds) {
             return fail("seeds", format!("{twice} occurs twice"));
         }
         if self.seeds.is_empty() {
-            return fail("seeds", "there is none".to_owned());
+            return fail("seeds", "at least one is required".to_owned());
         }
         let arms = self.arms()?;
         if arms.is_empty() {
-            return fail("routers", "there is none".to_owned());
+            return fail("routers", "at least one is required".to_owned());
         }
         let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
         if let Some(ours) = self.ours.as_deref().filter(|ours| !names.contains(ours)) {
@@ -555,7 +555,7 @@ impl<'de> Deserialize<'de> for Router {
             type Value = Router;
 
             fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                out.write_str("the name of a ready-made router, or a map with the key router")
+                out.write_str("the name of a built-in router, or a map with the key `router`")
             }
 
             fn visit_str<E>(self, name: &str) -> Result<Router, E> {
@@ -650,11 +650,11 @@ mod tests {
         };
         for (said, word) in [
             (refused(add("", "routes", 1.into())), "routes"),
-            (refused(set("/seeds", serde_json::json!([]))), "seeds: there is none"),
+            (refused(set("/seeds", serde_json::json!([]))), "seeds: at least one is required"),
             (refused(set("/seeds", serde_json::json!([1, 1]))), "seeds: 1 occurs twice"),
             (refused(set("/loads/rate", serde_json::json!([0]))), "loads.rate: 0"),
-            (refused(set("/loads/rate", serde_json::json!([]))), "loads: there is none"),
-            (refused(set("/routers", serde_json::json!([]))), "routers: there is none"),
+            (refused(set("/loads/rate", serde_json::json!([]))), "loads: at least one is required"),
+            (refused(set("/routers", serde_json::json!([]))), "routers: at least one is required"),
             (refused(set("/routers", serde_json::json!(["kvlane", "kvlane"]))), "'kvlane' occurs twice"),
             (refused(set("/routers", serde_json::json!(["ngnix"]))), "ngnix"),
             (refused(set("/routers/1", serde_json::json!({"router": "x", "comand": ""}))), "comand"),

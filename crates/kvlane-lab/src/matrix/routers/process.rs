@@ -94,7 +94,7 @@ impl Process {
             Ok(String::from_utf8_lossy(&bytes).trim().replace('\n', " | "))
         };
         match read() {
-            Ok(text) if text.is_empty() => "it has said nothing".to_owned(),
+            Ok(text) if text.is_empty() => "it printed nothing".to_owned(),
             Ok(text) => text,
             Err(error) => format!("{}: {error}", self.log.display()),
         }
@@ -164,7 +164,7 @@ fn of_process(stat: &str) -> Option<(u32, Usage)> {
     let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
     // utime, stime, cutime, cstime.
     let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
-    // Pages of 4 KiB: larger ones are told in the same unit nowhere else, and are rare.
+    // Pages of 4 KiB: machines with larger pages are rare.
     Some((number(2)? as u32, Usage { cpu_s: ticks as f64 / TICKS_PER_S, rss_bytes: number(21)? * 4096 }))
 }
 

@@ -134,7 +134,7 @@ pub(super) fn filled_in(router: &Router) -> Result<Router, MatrixError> {
             || !router.policies.is_empty()
             || !router.args.is_empty();
         return match useless {
-            true => fail("it has a url and runs already: remove the settings of its command".to_owned()),
+            true => fail("a router with a url is not started: remove the settings of its command".to_owned()),
             false => Ok(router.clone()),
         };
     }
@@ -199,6 +199,6 @@ mod tests {
         let running = Router { router: "theirs".into(), url, ..Router::default() };
         assert_eq!(filled_in(&running).unwrap(), running);
         let told = Router { policies: vec!["random".into()], ..running };
-        assert!(filled_in(&told).unwrap_err().to_string().contains("runs already"));
+        assert!(filled_in(&told).unwrap_err().to_string().contains("is not started"));
     }
 }

@@ -32,7 +32,7 @@ impl Report {
                 match part {
                     Part::Text(text) => out.extend([text.as_str(), "\n"]),
                     Part::Table(table) => out.push_str(&table.to_text()),
-                    // What is to be looked at has no place in text.
+                    // Charts are left out of text output.
                     Part::Chart(_) | Part::Bars(_) | Part::Heat(_) | Part::Tiles(_) => {}
                 }
             }
@@ -110,12 +110,12 @@ impl Report {
         let seeds = self.matrix.seeds.len();
         let machine: Vec<&str> = self.machine.values().map(String::as_str).collect();
         let of_what = match seeds {
-            1 => "over its requests: one seed tells nothing of another day",
+            1 => "over its requests; one seed does not show the variation between runs",
             _ => "over seeds and requests",
         };
         format!(
-            "{}\n\n{engines}; {} routers, {} loads ({}), {seeds} {}: {} runs, in an order drawn by chance.{speed} Sent from \
-             one machine: {}.\n\nBehind a figure stands the interval in which it lies most likely (95 %), {of_what}.",
+            "{}\n\n{engines}; {} routers, {} loads ({}), {seeds} {}: {} runs, in random order.{speed} Client \
+             machine: {}.\n\nIn brackets: 95 % confidence intervals, {of_what}.",
             self.matrix.about.trim(),
             self.routers.len(),
             self.matrix.loads.values().len(),
@@ -135,10 +135,10 @@ impl Report {
             }
         };
         add(format!("{} against each of the others", self.ours), self.against());
-        add("What becomes of it over load".into(), self.over_load_table());
-        add("Where it crosses the others".into(), self.crossings_text());
-        add("What the routers cost".into(), self.costs());
-        add("Runs that do not count, requests that failed".into(), self.troubles());
+        add("Metrics over load".into(), self.over_load_table());
+        add("Loads at which the order changes".into(), self.crossings_text());
+        add("CPU and memory of the routers".into(), self.costs());
+        add("Discarded runs and failed requests".into(), self.troubles());
         sections
     }
 
@@ -210,10 +210,10 @@ impl Report {
         if rows.is_empty() {
             return Vec::new();
         }
+        let ours = &self.ours;
         let text = format!(
-            "Each request with itself: what it took behind {} less what it took behind the other router, so that less than 0 \
-             is faster; the ratio of the means; the share of requests that were faster.",
-            self.ours
+            "Paired by request: the latency with {ours} minus that with the other router (below 0: {ours} is faster), the ratio \
+             of the means, and the share of requests that were faster."
         );
         vec![Part::Text(text), Part::Table(Table { columns: columns.map(str::to_owned).to_vec(), rows })]
     }
@@ -228,7 +228,7 @@ impl Report {
         ];
         let bounded = !self.matrix.within.is_empty();
         if bounded {
-            columns.push("within bound up to".to_owned());
+            columns.push("within the bound up to load".to_owned());
         }
         let rows: Vec<Vec<String>> = self
             .over_load
@@ -270,7 +270,8 @@ impl Report {
                 };
                 let at = Estimate { value: crossing.at, interval: crossing.interval };
                 format!(
-                    "{}: {before} is lower up to a load of {}, {after} beyond; so it is in {} of the draws.",
+                    "{}: {before} is lower up to a load of {}, {after} beyond; this holds in {} of the bootstrap \
+                     samples.",
                     one.figure,
                     estimate(Some(&at), number),
                     percent(crossing.share_of_draws)
@@ -309,7 +310,7 @@ impl Report {
                 let classes: Vec<String> =
                     run.errors_by_class.iter().map(|(class, count)| format!("{count} {class}")).collect();
                 lines.push(format!(
-                    "{which}: of {} requests failed {}: {}",
+                    "{which}: failures of {} requests: {}; the first: {}",
                     run.requests,
                     classes.join(", "),
                     run.first_errors.first().map_or("", String::as_str)

@@ -193,7 +193,7 @@ impl<'a> Stage<'a> {
                         match process.status().map_err(|why| fail(why.to_string()))? {
                             Some(status) => break status,
                             None if Instant::now() > deadline => {
-                                return Err(fail("it does not exit".to_owned()));
+                                return Err(fail("it did not exit after a kill".to_owned()));
                             }
                             None => tokio::time::sleep(POLL).await,
                         }

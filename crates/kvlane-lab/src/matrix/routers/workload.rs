@@ -145,7 +145,7 @@ fn window(
             let room_s = trace.span_s() - window_s * load;
             if room_s < 0.0 {
                 return Err(SourceError::Short(format!(
-                    "{window_s} s at {load} times its rate are {:.0} s of a trace of {:.0} s",
+                    "a window of {window_s} s at {load} times the trace's rate needs {:.0} s of it; it has {:.0} s",
                     window_s * load,
                     trace.span_s()
                 )));
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(times(&drawn(1)), times(&drawn(1)));
         assert!((2..20).any(|seed| times(&drawn(seed)) != times(&drawn(1))));
         let said = at(None, 4.0).unwrap_err().to_string();
-        assert!(said.contains("32 s of a trace of 24 s"), "{said}");
+        assert!(said.contains("needs 32 s of it; it has 24 s"), "{said}");
     }
 
     #[test]

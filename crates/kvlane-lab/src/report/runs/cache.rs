@@ -22,11 +22,11 @@ pub(super) fn shares(runs: &[Run<'_>]) -> Vec<Part> {
     }
     let known = bars.iter().any(|bar| bar.bound.is_some());
     let text = match known {
-        true => "The line is the upper bound: an infinite cache shared by all endpoints.",
-        false => "How much could have come from caches is not in these records.",
+        true => "The line is the upper bound: an infinite cache that all endpoints share.",
+        false => "These records do not contain the upper bound of cached tokens.",
     };
     let chart = BarChart {
-        title: "Prompt tokens from caches, and what could have been".to_owned(),
+        title: "Cached prompt tokens and their upper bound".to_owned(),
         unit: "% of prompt tokens".to_owned(),
         pieces: vec!["from caches".to_owned()],
         bound: "at most".to_owned(),
@@ -77,13 +77,12 @@ pub(super) fn stages(runs: &[Run<'_>]) -> Vec<Part> {
     let table = Table { columns: columns.collect(), rows: names.iter().map(row).collect() };
     let mut parts = vec![
         Part::Text(
-            "Time of requests until the answer began, by stage in the router's Server-Timing header."
-                .to_owned(),
+            "Time until the response began, by the stages of the router's Server-Timing header.".to_owned(),
         ),
         chart("Mean time in each stage", &names),
     ];
     if !of_router.is_empty() && of_router.len() < names.len() {
-        parts.push(chart("Of that, in the router", &of_router));
+        parts.push(chart("Of this, in the router", &of_router));
     }
     parts.push(Part::Table(table));
     parts

@@ -10,7 +10,7 @@ use kvlane_trace::record::Record;
 
 use super::Run;
 use crate::report::{Axis, Chart, Mark, Part, Series, Table, number, percent};
-use crate::statistics::draws::{Estimate, Lots};
+use crate::statistics::draws::{Estimate, RandomStreams};
 use crate::statistics::paired::{Matched, Paired};
 
 /// Runs that are compared with the first.
@@ -54,7 +54,7 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
 
 fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
     let matched = Matched::of(first.records, other.records, Record::ttft_s);
-    let Some(paired) = Paired::of(&[matched], Lots::of(1, 0)) else {
+    let Some(paired) = Paired::of(&[matched], RandomStreams::of(1, 0)) else {
         return vec![Part::Text(format!(
             "{} and {} have no answered request in common.",
             first.name, other.name
@@ -66,8 +66,8 @@ fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
     parts.push(Part::Chart(dots(first, other, &pairs)));
     parts.push(Part::Chart(ratios(first, other, &pairs)));
     parts.push(Part::Text(
-        "Why, as far as the records tell: mean changes of each group. What the groups add to the mean of all sums up to its whole \
-         change."
+        "Causes, as far as the records show them, with the mean change of each group. The contributions of the \
+         groups add up to the change of the overall mean."
             .to_owned(),
     ));
     parts.push(Part::Table(reasons(&pairs)));
@@ -77,7 +77,11 @@ fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
         pairs.iter().filter(|pair| pair.why != Why::Same && pair.change_s < 0.0).take(LISTED).collect();
     for (word, list) in [("slower", slower), ("faster", faster)] {
         if !list.is_empty() {
-            parts.push(Part::Text(format!("The {} that got {word} by most in {}:", list.len(), other.name)));
+            parts.push(Part::Text(format!(
+                "The {} requests with the largest change, {word} in {}:",
+                list.len(),
+                other.name
+            )));
             parts.push(Part::Table(listed(&list)));
         }
     }
@@ -98,7 +102,7 @@ fn summary(first: &Run<'_>, other: &Run<'_>, paired: &Paired) -> String {
         format!("{}{interval}", percent(estimate.value))
     };
     format!(
-        "{} against {}, {} requests that both answered, each beside itself: time to first token changed by {} in the mean \
+        "{} against {}, {} requests answered in both, paired: time to first token changed by {} in the mean \
          and {} in the median; {} got faster. {} were answered only in {}, {} only in {}. In brackets, 95 % intervals over \
          the requests.",
         other.name,
@@ -197,15 +201,15 @@ fn why(before: &Record, after: &Record, change_s: f64, beside: (Option<usize>, O
 impl Why {
     fn words(self, slower: bool) -> &'static str {
         match (self, slower) {
-            (Self::Same, _) => "as before, within 5 %",
+            (Self::Same, _) => "unchanged within 5 %",
             (Self::Queue, true) => "waited longer in the queue",
             (Self::Queue, false) => "waited less in the queue",
             (Self::Client, true) => "the client sent it later",
             (Self::Client, false) => "the client sent it sooner",
             (Self::Cache, true) => "less came from the cache",
             (Self::Cache, false) => "more came from the cache",
-            (Self::Busy, true) => "more requests beside it",
-            (Self::Busy, false) => "fewer requests beside it",
+            (Self::Busy, true) => "more requests in flight",
+            (Self::Busy, false) => "fewer requests in flight",
             (Self::Unknown, true) => "slower, unexplained",
             (Self::Unknown, false) => "faster, unexplained",
         }
@@ -241,7 +245,7 @@ fn reasons(pairs: &[Pair<'_>]) -> Table {
         "at another endpoint",
         "cached tokens",
         "TTFT ms",
-        "adds to the mean ms",
+        "contribution to the mean ms",
     ];
     let row = |((why, slower), group): ((Why, bool), Group)| {
         vec![
@@ -268,7 +272,7 @@ fn listed(pairs: &[&Pair<'_>]) -> Table {
         "prompt tokens",
         "cached",
         "then",
-        "beside it",
+        "in flight",
         "then",
     ];
     let text = |value: Option<f64>| value.map_or("-".to_owned(), number);
@@ -316,18 +320,18 @@ fn dots(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
         })
         .collect();
     if low < high {
-        let name = "as fast as before".to_owned();
+        let name = "unchanged".to_owned();
         series.push(Series { name, points: vec![(low, low), (high, high)], ..Series::default() });
     }
     Chart {
-        title: format!("Each request in both runs: above the line, slower in {}", other.name),
+        title: format!("Requests in both runs; above the line: slower in {}", other.name),
         x: Axis { label: format!("TTFT in {} (s)", first.name), log: true },
         y: Axis { label: format!("TTFT in {} (s)", other.name), log: true },
         series,
     }
 }
 
-/// How many got so many times slower or faster.
+/// Cumulative distribution of the ratio of latencies.
 fn ratios(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     let ratio = |pair: &Pair<'_>| Some(pair.after.ttft_s()? / pair.before.ttft_s()?);
     let mut ratios: Vec<f64> =
@@ -341,8 +345,8 @@ fn ratios(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     };
     Chart {
         title: format!("Time to first token, {} over {}", other.name, first.name),
-        x: Axis { label: "Requests, from the fastest change (%)".to_owned(), log: false },
-        y: Axis { label: "Times as long".to_owned(), log: true },
+        x: Axis { label: "Requests, sorted by change (%)".to_owned(), log: false },
+        y: Axis { label: "Ratio of latencies".to_owned(), log: true },
         series: vec![
             Series {
                 name: "after over before".to_owned(),
@@ -350,7 +354,7 @@ fn ratios(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
                 ..Series::default()
             },
             Series {
-                name: "as fast as before".to_owned(),
+                name: "unchanged".to_owned(),
                 points: vec![(0.0, 1.0), (100.0, 1.0)],
                 ..Series::default()
             },

@@ -48,7 +48,7 @@ pub(super) fn over_time(runs: &[Run<'_>]) -> Vec<Part> {
             of_runs(&|run| latency(run, stretches)),
         ),
         chart("Requests in flight over time", "Requests", of_runs(&|run| in_flight(run, stretches))),
-        chart("Prompt tokens from caches over time", "%", of_runs(&|run| cached(run, stretches))),
+        chart("Cached prompt tokens over time", "%", of_runs(&|run| cached(run, stretches))),
     ]
     .into_iter()
     .flatten()
@@ -57,7 +57,7 @@ pub(super) fn over_time(runs: &[Run<'_>]) -> Vec<Part> {
     if !by_load.is_empty() {
         parts.push(Part::Chart(Chart {
             title: "Time to first token against load: mean, with its interval".to_owned(),
-            x: Axis { label: "Requests in flight when it was sent".to_owned(), log: false },
+            x: Axis { label: "Requests in flight at its start".to_owned(), log: false },
             y: Axis { label: "TTFT (s)".to_owned(), log: false },
             series: by_load,
         }));
@@ -94,7 +94,7 @@ pub(super) fn endpoints(runs: &[Run<'_>]) -> Vec<Part> {
         parts.push(map("Requests in flight", "Requests", most, in_flight));
         if run.records.iter().any(|record| record.cached_tokens.is_some()) {
             let rows = places.cached(run.records, stretches);
-            parts.push(map("Prompt tokens from the cache", "%", Some(100.0), rows));
+            parts.push(map("Cached prompt tokens", "%", Some(100.0), rows));
         }
     }
     parts

@@ -1,4 +1,4 @@
-//! Cumulative distributions: which share of the requests took no longer than so long.
+//! Cumulative distributions of latencies over the requests.
 
 use kvlane_trace::record::Record;
 
@@ -16,7 +16,7 @@ type Drawn = (&'static str, &'static str, fn(&Record) -> Option<f64>, f64);
 /// What is drawn.
 const CHARTS: [Drawn; 3] = [
     ("Time to first token", "TTFT (s)", Record::ttft_s, 1.0),
-    ("Time to the end of the answer", "E2E (s)", |record| Some(record.e2e_s()), 1.0),
+    ("End-to-end latency", "E2E (s)", |record| Some(record.e2e_s()), 1.0),
     ("Time per output token", "TPOT (ms)", Record::tpot_s, 1e3),
 ];
 
@@ -40,7 +40,7 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
             Part::Chart(Chart {
                 title: title.to_owned(),
                 x: Axis { label: label.to_owned(), log: true },
-                y: Axis { label: "Requests that took no longer (%)".to_owned(), log: false },
+                y: Axis { label: "Cumulative share of requests (%)".to_owned(), log: false },
                 series,
             })
         })

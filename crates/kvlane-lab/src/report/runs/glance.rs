@@ -18,21 +18,20 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
     let Some(first) = runs.first() else { return Vec::new() };
     let mut parts = Vec::new();
     if let Some(last) = runs[1..].last() {
-        parts.push(Part::Text(format!("Of {}, beside {}:", last.name, first.name)));
+        parts.push(Part::Text(format!("{} against {}:", last.name, first.name)));
     }
     parts.extend([Part::Tiles(tiles(first, &runs[1..])), Part::Table(figures(runs))]);
     let intervals = intervals(runs);
     if !intervals.rows.is_empty() {
         parts.push(Part::Text(
-            "Where these figures lie, most likely (95 %), as far as the number of requests tells: another day may bring \
-             more than that."
+            "95 % confidence intervals over the requests of a run; they do not include the variation between runs."
                 .to_owned(),
         ));
         parts.push(Part::Table(intervals));
     }
     let errors = errors(runs);
     if !errors.rows.is_empty() {
-        parts.push(Part::Text("Requests that failed, by what went wrong:".to_owned()));
+        parts.push(Part::Text("Failed requests by error:".to_owned()));
         parts.push(Part::Table(errors));
     }
     parts
@@ -63,9 +62,9 @@ fn tiles(first: &Run<'_>, others: &[Run<'_>]) -> Vec<Tile> {
         tile("Time to first token, median", &|all| Some(all.ttft_s?.p50 * 1e3), " ms", true),
         tile("Time to first token, p90", &|all| Some(all.ttft_s?.p90 * 1e3), " ms", true),
         tile("Time per output token, mean", &|all| Some(all.tpot_s?.mean * 1e3), " ms", true),
-        tile("Time to the end, p90", &|all| Some(all.e2e_s?.p90), " s", true),
-        tile("Prompt tokens from caches", &|all| Some(all.cached_share? * 100.0), " %", false),
-        tile("Requests that failed", &|all| Some(all.errors as f64), "", true),
+        tile("End-to-end latency, p90", &|all| Some(all.e2e_s?.p90), " s", true),
+        tile("Cached prompt tokens", &|all| Some(all.cached_share? * 100.0), " %", false),
+        tile("Failed requests", &|all| Some(all.errors as f64), "", true),
     ]
     .into_iter()
     .flatten()
@@ -73,10 +72,10 @@ fn tiles(first: &Run<'_>, others: &[Run<'_>]) -> Vec<Tile> {
     let run = others.last().unwrap_or(first);
     for tile in &mut tiles {
         match (tile.label.as_str(), super::bound(run)) {
-            ("Prompt tokens from caches", Some(bound)) if tile.note.is_empty() => {
+            ("Cached prompt tokens", Some(bound)) if tile.note.is_empty() => {
                 tile.note = format!("of at most {}", percent(bound));
             }
-            ("Requests that failed", _) if tile.note.is_empty() => {
+            ("Failed requests", _) if tile.note.is_empty() => {
                 tile.note = format!("of {}", number(shown.requests as f64));
             }
             _ => {}

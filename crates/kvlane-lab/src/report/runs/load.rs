@@ -9,11 +9,11 @@ const CHARTS: [(&str, &str, &str, f64, bool); 10] = [
     ("Time to first token, p90", "s", "ttft_p90_s", 1.0, true),
     ("Time to first token, p99", "s", "ttft_p99_s", 1.0, true),
     ("Time per output token, mean", "ms", "tpot_mean_ms", 1.0, false),
-    ("Time to the end, mean", "s", "e2e_mean_s", 1.0, false),
+    ("End-to-end latency, mean", "s", "e2e_mean_s", 1.0, false),
     ("Output tokens per second", "", "out_tok_s", 1.0, false),
-    ("Prompt tokens from the cache", "%", "cached_share", 100.0, false),
-    ("Good answers per second", "", "goodput_req_s", 1.0, false),
-    ("Requests that failed", "%", "failed_share", 100.0, false),
+    ("Cached prompt tokens", "%", "cached_share", 100.0, false),
+    ("Goodput (requests/s)", "", "goodput_req_s", 1.0, false),
+    ("Failed requests", "%", "failed_share", 100.0, false),
     ("Busiest engine over the mean", "", "busy_imbalance", 1.0, false),
 ];
 

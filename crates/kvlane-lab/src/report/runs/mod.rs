@@ -32,7 +32,7 @@ pub struct Report<'a> {
     pub runs: Vec<Run<'a>>,
     /// Figures at several loads, if there were several.
     pub loads: Option<Loads>,
-    /// What the command has to say besides; it stands at the end.
+    /// Additional sections of the command, at the end.
     pub sections: Vec<Section>,
 }
 
@@ -90,12 +90,12 @@ impl Report<'_> {
         };
         let runs = &self.runs;
         let drawn = &runs[..runs.len().min(DRAWN_MAX)];
-        add("At a glance", glance::parts(runs));
+        add("Summary", glance::parts(runs));
         add("Over load", load::parts(self.loads.as_ref()));
-        add("What changed", change::parts(runs));
+        add("Changes between runs", change::parts(runs));
         add("Distributions", distribution::parts(drawn));
         add("Caches", cache::shares(runs));
-        add("Where the time went", cache::stages(runs));
+        add("Time by stage", cache::stages(runs));
         add("Over time", course::over_time(drawn));
         add("Endpoints", course::endpoints(drawn));
         sections.extend(self.sections.iter().cloned());
@@ -162,11 +162,11 @@ mod tests {
         assert_eq!(
             headings,
             [
-                "At a glance",
-                "What changed",
+                "Summary",
+                "Changes between runs",
                 "Distributions",
                 "Caches",
-                "Where the time went",
+                "Time by stage",
                 "Over time",
                 "Endpoints"
             ]
@@ -207,8 +207,8 @@ mod tests {
         };
         let headings =
             |page: Page| page.sections.into_iter().map(|section| section.heading).collect::<Vec<_>>();
-        assert_eq!(headings(page(&bare)), ["At a glance", "Distributions", "Over time"]);
-        assert_eq!(headings(page(&[])), ["At a glance"]);
+        assert_eq!(headings(page(&bare)), ["Summary", "Distributions", "Over time"]);
+        assert_eq!(headings(page(&[])), ["Summary"]);
         assert!(Report::default().page().sections.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 ///
 /// Also held by `every_versions_bytes_are_those_of_its_own_publisher`.
 #[tokio::test]
-async fn whoever_follows_the_feed_knows_what_every_prompt_will_find() {
+async fn a_reader_of_the_feed_can_predict_the_cached_tokens_of_every_prompt() {
     let config = MockConfig {
         kv_cache_size: Some(60),
         lora_modules: vec!["tuned".into()],
@@ -224,7 +224,7 @@ async fn a_reset_is_told_with_the_next_step_and_not_before() {
     let kinds: Vec<&Value> =
         told[1][1].as_array().expect("events").iter().map(|event| &event["type"]).collect();
     assert_eq!(kinds, ["AllBlocksCleared", "BlockStored"]);
-    // A step that stores nothing tells of it as well.
+    // A step that stores nothing is reported as well.
     ask(&engine, "/reset_prefix_cache", json!({})).await;
     complete(&engine, "short", json!({})).await;
     let told = batches(&engine).await;
@@ -254,7 +254,7 @@ async fn each_rank_has_its_own_engine_feed_and_metrics() {
         assert!(page.contains(&format!("engine=\"{rank}\",kv_cache_size_tokens")), "{page}");
     }
     assert_eq!(page.matches("# TYPE vllm:prefix_cache_hits_total").count(), 1);
-    // Who names no rank goes round.
+    // Requests without a rank go to the ranks in turn.
     cached(None).await;
     cached(None).await;
     let (_, page) = text(send(engine.addr(), "/metrics", "").await).await;
@@ -325,7 +325,7 @@ async fn a_restarted_engine_begins_at_zero_with_the_same_names() {
 }
 
 #[tokio::test]
-async fn only_who_subscribed_to_the_topic_hears_of_it() {
+async fn only_subscribers_of_the_topic_receive_a_message() {
     let engine = engine(feeding(MockConfig::default())).await;
     let address = engine.feeds()[0].publisher;
     let mut all = Client::subscribe(address, "").await;

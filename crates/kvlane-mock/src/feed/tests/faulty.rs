@@ -82,7 +82,7 @@ async fn a_silent_feed_takes_requests_and_does_not_answer() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_misses_what_its_queue_does_not_take_and_nobody_else_does() {
+async fn a_slow_subscriber_misses_what_exceeds_its_queue_and_others_miss_nothing() {
     let outlet = Outlet::new(OutletConfig {
         topic: "kv".into(),
         replay_topic: true,
@@ -109,7 +109,7 @@ async fn a_slow_subscriber_misses_what_its_queue_does_not_take_and_nobody_else_d
 }
 
 #[tokio::test]
-async fn a_feed_that_is_cut_lets_nobody_in_until_it_is_restored_and_then_replays_what_was_missed() {
+async fn a_cut_feed_accepts_no_connection_until_it_is_restored_and_then_replays_missed_batches() {
     let engine = engine(feeding(MockConfig::default())).await;
     let feed = engine.feeds()[0];
     let mut subscriber = Client::subscribe(feed.publisher, "").await;

@@ -61,7 +61,7 @@ pub(super) async fn examine(engine: &Client, way: &Way) -> Examined {
                 let told = events::listen(engine, &model, way, &facts, &mut checks).await;
                 request::compare(&model, told, &mut facts, &mut checks).await;
             }
-            (None, _) => checks.skip("usage", "no model to send a request to"),
+            (None, _) => checks.skip("usage", "no model for a test request"),
             (_, false) => checks.skip("usage", "no request was sent (--no-request)"),
         }
     }

@@ -244,7 +244,7 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
     } else if messages == 0 {
         return checks.fail(
             "events",
-            "no event arrived, though the request was answered",
+            "no event arrived, although the request was answered",
             "check enable_kv_cache_events and publisher: zmq in --kv-events-config, and that prefix caching is on",
         );
     } else {
@@ -257,7 +257,7 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
                 .ok("events", format!("{messages} messages after the requests, from rank {}", ranks(true))),
             silent => checks.fail(
                 "events",
-                format!("no event arrived from rank {silent}, though it got a request"),
+                format!("no event arrived from rank {silent}, although it answered a request"),
                 "check that each rank publishes on its own port, one higher than that of the previous rank",
             ),
         }
@@ -306,7 +306,7 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
         Some(ahead) => {
             checks.ok("clock", format!("{:.0} ms difference, transit included", 1e3 * ahead.abs()))
         }
-        None => checks.skip("clock", "no message to read it from"),
+        None => checks.skip("clock", "no message to compare clocks with"),
     }
 }
 

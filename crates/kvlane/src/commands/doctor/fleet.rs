@@ -100,7 +100,7 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
         _ => (None, fix),
     };
     let Some(workers) = workers.as_ref().and_then(|told| told["workers"].as_array()) else {
-        checks.warn("workers", "GET /workers is not answered", fix);
+        checks.warn("workers", "GET /workers failed", fix);
         return checks;
     };
     for one in examined {
@@ -109,7 +109,7 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
             checks.warn(
                 "worker",
                 format!("{} is not among its workers", one.url),
-                "add it under exactly this URL",
+                "add it with exactly this URL",
             );
             continue;
         };
@@ -121,7 +121,7 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
             }
             _ if worker["healthy"] != true => {
                 let problem = worker["problem"].as_str().unwrap_or("not healthy");
-                checks.fail("worker", format!("{}: {problem}", one.url), "bring the engine up");
+                checks.fail("worker", format!("{}: {problem}", one.url), "start the engine, or see its log");
             }
             Some(state) => checks.ok("worker", format!("{}: healthy, token count {state}", one.url)),
             None => checks.ok("worker", format!("{}: healthy", one.url)),

@@ -92,7 +92,14 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
     };
     let again = match ask(&engine, facts.tokenize(), model, &first.prompt).await {
         Ok(again) => again,
-        Err(problem) => return checks.fail("usage", problem, "an engine must answer the same request twice"),
+        Err(problem) => {
+            return checks.fail(
+                "usage",
+                problem,
+                "the engine answered this request the first time: see \
+                                                              its log",
+            );
+        }
     };
     if let (Some(ids), Some(tokens)) = (&first.ids, first.prompt_tokens)
         && ids.len() != tokens as usize
@@ -118,8 +125,8 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
                 ),
             }
         }
-        _ if facts.feeds.is_empty() => checks.skip("prediction", "no events for a prediction"),
-        _ => checks.skip("prediction", "no events for this prompt, or the engine does not return its ids"),
+        _ if facts.feeds.is_empty() => checks.skip("prediction", "no KV events to predict from"),
+        _ => checks.skip("prediction", "no KV events for this prompt, or the engine returns no token ids"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvlane_control::parity_check::{self, Ours, Outcome};
+use kvlane_control::parity_check::{self, GatewayCount, Outcome};
 use kvlane_http::client::Client;
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
@@ -32,7 +32,7 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
         Some(_) => None,
     };
     let tokenizer = way.tokenizer.as_ref().or(found.as_ref());
-    let ours = tokenizer.map_or(Ours::Estimate, Ours::Tokenizer);
+    let ours = tokenizer.map_or(GatewayCount::Estimate, GatewayCount::Tokenizer);
     let (mut text, mut chat) = (Tally::default(), Tally::default());
     for sample in parity_check::samples() {
         let tally = if sample.api == Api::Completions { &mut text } else { &mut chat };

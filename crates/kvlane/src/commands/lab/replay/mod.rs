@@ -149,8 +149,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
     let mut config = args.config(trace, prompts)?;
     if args.speed != 1.0 {
         args.tell(&format!(
-            "note: conversations begin {} times as fast as in the trace, while turns keep their think times; it is another \
-             load than the trace's, not the same one sooner",
+            "note: conversations begin {} times as fast as in the trace, while turns keep their think times; so the \
+             load differs from the trace's",
             args.speed
         ))?;
     }

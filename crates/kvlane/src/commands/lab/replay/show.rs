@@ -192,7 +192,7 @@ impl Found {
             });
             let mut columns = head("stage");
             columns.insert(1, "requests".into());
-            tables.push(("Where the time went, in milliseconds", Table { columns, rows: rows.collect() }));
+            tables.push(("Time by stage (ms)", Table { columns, rows: rows.collect() }));
         }
         let counts = |first: &str, counts: &BTreeMap<String, u64>| {
             let all: u64 = counts.values().sum();

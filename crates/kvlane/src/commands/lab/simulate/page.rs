@@ -22,7 +22,7 @@ pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     }
     if !several {
         let charts = over_percentiles(rows).into_iter().map(Part::Chart);
-        sections.push(Section { heading: "At a glance".into(), parts: charts.collect() });
+        sections.push(Section { heading: "Summary".into(), parts: charts.collect() });
     }
     if rows.iter().any(|row| !row.published.is_empty()) {
         sections.push(Section {
@@ -78,7 +78,7 @@ fn over_percentiles(rows: &[Row]) -> Vec<Chart> {
     let latencies = [
         ("Time to first token (s)", "ttft", "s"),
         ("Time per output token (ms)", "tpot", "ms"),
-        ("Time to the end (s)", "e2e", "s"),
+        ("End-to-end latency (s)", "e2e", "s"),
     ];
     let chart = |(title, latency, unit): (&str, &str, &str)| {
         let series = |row: &Row| {

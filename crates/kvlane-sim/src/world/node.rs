@@ -1,4 +1,4 @@
-//! One seat in the fleet: its engine, its link, and its faults.
+//! One node in the fleet: its engine, its link, and its faults.
 
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::health::{Probe, Probes, Thresholds};
@@ -7,31 +7,31 @@ use kvlane_core::time::Nanos;
 use crate::engine::{Engine, EngineStats};
 use crate::transfer::Transfer;
 
-/// One seat in the fleet.
-pub(super) struct Seat {
+/// One node in the fleet.
+pub(super) struct Node {
     pub engine: Engine,
     /// The router that places requests here.
     pub pool: usize,
     pub id: EndpointId,
     /// Its link for KV blocks.
     pub link: Transfer,
-    pub trouble: Trouble,
+    pub active_faults: ActiveFaults,
     /// Counts engines: events of earlier engines are void.
     pub generation: u32,
     /// Time at which the engine is advanced next, if scheduled: not after its next event. Until then it may be some
     /// steps behind the clock.
     pub step_at: Option<Nanos>,
-    /// Counters of earlier engines at this seat.
-    pub buried: EngineStats,
+    /// Counters of earlier engines at this node.
+    pub earlier_stats: EngineStats,
     /// State of its probes.
     pub found: Found,
     /// Time for which this engine was paused: its own clock is behind by this much.
     behind: Nanos,
 }
 
-/// Faults of a seat: number in force of each kind.
+/// Faults of a node: number in force of each kind.
 #[derive(Debug, Default)]
-pub(super) struct Trouble {
+pub(super) struct ActiveFaults {
     pub deaths: u32,
     pub pauses: u32,
     /// Start of its pause, by its own clock.
@@ -42,7 +42,7 @@ pub(super) struct Trouble {
     pub drains: u32,
     /// Its engine is about to be replaced, and leaves when it has drained.
     pub leaving: u32,
-    /// The seat is empty: its engine has left.
+    /// The node is empty: its engine has left.
     pub away: bool,
     /// Factors on the duration of its steps, by fault.
     pub slow: Vec<(usize, f64)>,
@@ -50,19 +50,19 @@ pub(super) struct Trouble {
     pub busy: Vec<(usize, Option<Nanos>)>,
 }
 
-// === impl Seat ===
+// === impl Node ===
 
-impl Seat {
+impl Node {
     pub(super) fn new(engine: Engine, pool: usize, id: EndpointId, link: Transfer) -> Self {
         Self {
             engine,
             pool,
             id,
             link,
-            trouble: Trouble::default(),
+            active_faults: ActiveFaults::default(),
             generation: 0,
             step_at: None,
-            buried: EngineStats::default(),
+            earlier_stats: EngineStats::default(),
             found: Found::new(true),
             behind: Nanos::ZERO,
         }
@@ -70,22 +70,22 @@ impl Seat {
 
     /// Whether there is an engine that runs, or is paused.
     pub(super) fn alive(&self) -> bool {
-        self.trouble.deaths == 0 && !self.trouble.away
+        self.active_faults.deaths == 0 && !self.active_faults.away
     }
 
     /// Whether requests sent to it are answered soon.
     pub(super) fn answers(&self) -> bool {
-        self.alive() && self.trouble.holes == 0 && self.trouble.pauses == 0
+        self.alive() && self.active_faults.holes == 0 && self.active_faults.pauses == 0
     }
 
     /// The engine's current time.
     pub(super) fn time(&self, now: Nanos) -> Nanos {
-        self.trouble.still_since.unwrap_or(now - self.behind)
+        self.active_faults.still_since.unwrap_or(now - self.behind)
     }
 
     /// The world's time for a time of the engine; never while it is paused.
     pub(super) fn world_time(&self, at: Nanos) -> Option<Nanos> {
-        self.trouble.still_since.is_none().then_some(at + self.behind)
+        self.active_faults.still_since.is_none().then_some(at + self.behind)
     }
 
     /// Runs the engine up to `now`.
@@ -95,19 +95,19 @@ impl Seat {
 
     /// Pauses the engine.
     pub(super) fn halt(&mut self, now: Nanos) {
-        self.trouble.pauses += 1;
-        if self.trouble.pauses == 1 {
+        self.active_faults.pauses += 1;
+        if self.active_faults.pauses == 1 {
             let time = self.time(now);
             self.engine.catch_up(time);
-            self.trouble.still_since = Some(time);
+            self.active_faults.still_since = Some(time);
         }
     }
 
     /// Ends one of the pauses.
     pub(super) fn go_on(&mut self, now: Nanos) {
-        self.trouble.pauses -= 1;
-        if self.trouble.pauses == 0
-            && let Some(since) = self.trouble.still_since.take()
+        self.active_faults.pauses -= 1;
+        if self.active_faults.pauses == 0
+            && let Some(since) = self.active_faults.still_since.take()
         {
             self.behind = now - since;
         }
@@ -116,7 +116,7 @@ impl Seat {
     /// Replaces the engine by an empty one.
     pub(super) fn replace_engine(&mut self, now: Nanos) {
         self.catch_up(now);
-        self.buried = self.buried.followed_by(self.engine.stats());
+        self.earlier_stats = self.earlier_stats.followed_by(self.engine.stats());
         self.engine = Engine::new(self.engine.config().clone());
         self.set_slowdown(now);
         self.step_at = None;
@@ -126,7 +126,7 @@ impl Seat {
     /// Sets the speed from all faults that slow it down.
     pub(super) fn set_slowdown(&mut self, now: Nanos) {
         self.catch_up(now);
-        self.engine.set_slowdown(self.trouble.slow.iter().map(|(_, factor)| factor).product());
+        self.engine.set_slowdown(self.active_faults.slow.iter().map(|(_, factor)| factor).product());
     }
 }
 

@@ -9,8 +9,8 @@ use kvlane_wire::engine::{ENGINES, FeedQuery};
 use kvlane_wire::models;
 
 use super::names::served_names;
-use super::{Controller, PROBE_BYTES_MAX, complaints};
-use crate::ingest::discover::{self, Told};
+use super::{Controller, PROBE_BYTES_MAX, problem_log};
+use crate::ingest::discover::{self, FeedsAnswer};
 
 // === impl Controller ===
 
@@ -19,29 +19,33 @@ impl Controller {
     pub(super) async fn ranks(&self, worker: &Worker, reports: &[(u32, LoadReport)]) -> Vec<Rank> {
         let config = self.fleet.settings().kv_events.clone();
         let known = worker.state().ranks.clone();
-        let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
+        let told = if config.enabled { self.feeds(worker).await } else { FeedsAnswer::Feeds(Vec::new()) };
         discover::ranks(&config, &worker.upstream.address.host, &worker.kv_events, told, reports, &known)
     }
 
     /// The KV event feeds that a worker announces.
-    async fn feeds(&self, worker: &Worker) -> Told {
+    async fn feeds(&self, worker: &Worker) -> FeedsAnswer {
         for FeedQuery { path, parse } in ENGINES.iter().filter_map(|engine| engine.feeds.as_ref()) {
-            let Ok((status, body)) = self.get(worker, path).await else { return Told::Nothing };
+            let Ok((status, body)) = self.get(worker, path).await else { return FeedsAnswer::Nothing };
             if status.is_server_error() {
-                return Told::Nothing;
+                return FeedsAnswer::Nothing;
             }
             if status != StatusCode::OK {
                 continue;
             }
             match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(parse) {
-                Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
+                Ok(Ok(feeds)) if !feeds.is_empty() => return FeedsAnswer::Feeds(feeds),
                 Ok(Ok(_)) => {}
                 // Another server's page at that path.
-                Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
-                Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
+                Ok(Err(error)) => {
+                    tracing::debug!(worker = %worker.url, path, %error, "the engine's list of KV event feeds cannot be parsed")
+                }
+                Err(error) => {
+                    tracing::debug!(worker = %worker.url, path, error, "the engine's list of KV event feeds cannot be parsed")
+                }
             }
         }
-        Told::Feeds(Vec::new())
+        FeedsAnswer::Feeds(Vec::new())
     }
 
     /// The names of the models that a worker serves.
@@ -52,8 +56,8 @@ impl Controller {
                 .map_err(|error| error.to_string())
                 .and_then(served_names)
                 .map_err(|problem| format!("{problem}; give this worker's model")),
-            Ok((status, _)) => Err(complaints::of_status(worker, path, status)),
-            Err(error) => Err(complaints::of_error(&error)),
+            Ok((status, _)) => Err(problem_log::of_status(worker, path, status)),
+            Err(error) => Err(problem_log::of_error(&error)),
         };
         let Some(model) = &worker.model else { return listed };
         let card = listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));

@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// The last warning about a worker that is down.
 #[derive(Debug, Default)]
-pub(super) struct Complaints(Option<Down>);
+pub(super) struct ProblemLog(Option<Down>);
 
 #[derive(Clone, Copy, Debug)]
 struct Down {
@@ -27,9 +27,9 @@ struct Down {
     pause: Duration,
 }
 
-// === impl Complaints ===
+// === impl ProblemLog ===
 
-impl Complaints {
+impl ProblemLog {
     /// Warns that a worker is down, if a warning is due. Called after each probe.
     pub(super) fn look(&mut self, worker: &Worker, now: Instant) {
         let (healthy, quiet, problem) = {
@@ -44,11 +44,11 @@ impl Complaints {
         let worker = &worker.url;
         match self.due(now) {
             Some(Duration::ZERO) => {
-                tracing::warn!(%worker, problem, "worker down: no requests are sent to it")
+                tracing::warn!(%worker, problem, "worker unhealthy; no requests are placed on it")
             }
             Some(down) => {
                 let down_s = down.as_secs();
-                tracing::warn!(%worker, problem, down_s, "worker still down: no requests are sent to it");
+                tracing::warn!(%worker, problem, down_s, "worker still unhealthy; no requests are placed on it");
             }
             None => {}
         }
@@ -79,7 +79,8 @@ pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> Stri
         }
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
             format!(
-                "{what}: the worker wants a key; set --worker-api-key (upstream.api_key), or the worker's own api_key"
+                "{what}: the worker requires a key; set --worker-api-key (upstream.api_key), or the worker's own \
+                 api_key"
             )
         }
         StatusCode::NOT_FOUND if path == "/v1/models" => {
@@ -111,12 +112,12 @@ fn advice(error: &AskError) -> Option<&'static str> {
             }
             // Name resolution errors have no kind of their own.
             _ if error.raw_os_error().is_none() && error.to_string().contains("lookup address") => {
-                Some("the host name cannot be resolved; correct it, or the DNS")
+                Some("the host name cannot be resolved; correct it, or its DNS record")
             }
             _ => None,
         },
         AskError::Upstream { error: UpstreamError::ConnectTimeout(_), .. } => {
-            Some("no packet came back; correct the address, or open the firewall")
+            Some("no reply; correct the address, or open the firewall")
         }
         AskError::Upstream { error: UpstreamError::Garbage(_), .. } => {
             Some("if the port speaks TLS, write https://")
@@ -140,13 +141,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_stays_down_is_warned_about_at_growing_intervals() {
-        let mut complaints = Complaints::default();
+        let mut problem_log = ProblemLog::default();
         let begin = Instant::now();
         let mut at_s = Vec::new();
         // A probe every two seconds for three hours.
         for probe in 0..5400u64 {
             let now = begin + Duration::from_secs(2 * probe);
-            if let Some(down) = complaints.due(now) {
+            if let Some(down) = problem_log.due(now) {
                 assert_eq!(down, now - begin);
                 at_s.push(down.as_secs());
             }
@@ -161,16 +162,16 @@ mod tests {
 
     #[test]
     fn a_worker_that_comes_up_and_goes_down_is_warned_about_again() {
-        let (worker, mut complaints) = (worker(None), Complaints::default());
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_none(), "it has not been probed yet");
+        let (worker, mut problem_log) = (worker(None), ProblemLog::default());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_none(), "it has not been probed yet");
         worker.state().problem = Some("it is down".into());
         worker.state().probes.note(&Thresholds { failures: 3, successes: 2 }, false, Probe::Failure);
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_some());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_some());
         worker.state().healthy = true;
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_none());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_none());
     }
 
     #[test]
