@@ -4,9 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::shadow::Shadow;
 use super::{Output, Scheduler};
-use crate::bounded::Share;
 use crate::breaker;
-use crate::budget::{self, PerSecond};
+use crate::budget;
 use crate::policy::PolicyConfig;
 use crate::session_admission::SessionAdmission;
 use crate::time::Nanos;
@@ -38,10 +37,10 @@ pub struct Config {
     #[serde(default)]
     pub breaker: breaker::Config,
     /// How many requests may be retried.
-    #[serde(default = "Config::usual_retries")]
+    #[serde(default)]
     pub retries: budget::Config,
     /// How many requests may be sent to a second endpoint because the first is late.
-    #[serde(default = "Config::usual_hedges")]
+    #[serde(default = "budget::Config::hedges")]
     pub hedges: budget::Config,
     /// Shadow policy: evaluated for every decision, without effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,22 +65,12 @@ impl Config {
             timing: None,
             session_admission: false,
             breaker: breaker::Config::default(),
-            retries: Self::usual_retries(),
-            hedges: Self::usual_hedges(),
+            retries: budget::Config::default(),
+            hedges: budget::Config::HEDGES,
             shadow: None,
             receipts_max: 0,
             seed: 0,
         }
-    }
-
-    /// A fifth of the requests, as in Finagle and Envoy, plus ten a second.
-    fn usual_retries() -> budget::Config {
-        budget::Config { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
-    }
-
-    /// One request in twenty.
-    fn usual_hedges() -> budget::Config {
-        budget::Config { share: Share::of(0.05), per_second: PerSecond::of(0.0) }
     }
 }
 
