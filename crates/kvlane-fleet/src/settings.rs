@@ -36,30 +36,28 @@ pub struct Settings {
 impl Settings {
     /// The configuration of the router of `model`'s pool.
     pub fn router(&self, model: &str) -> router::Config {
-        let routing = &self.routing;
+        let Self { routing, breaker, kv_events, .. } = self;
         let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
-        let policy = own.unwrap_or(&routing.policy);
-        let kv_events = &self.kv_events;
         router::Config {
             scheduler: scheduler::Config {
-                in_flight_max: routing.max_concurrent_requests,
-                endpoint_in_flight_max: routing.max_requests_per_endpoint,
-                queue_len_max: routing.queue_size,
+                policy: own.unwrap_or(&routing.policy).clone(),
+                max_concurrent_requests: routing.max_concurrent_requests,
+                max_requests_per_endpoint: routing.max_requests_per_endpoint,
+                queue_size: routing.queue_size,
                 queue_timeout: routing.queue_timeout.into(),
                 timing: self.timings.of(model).map(|file| Box::new(file.timing.clone())),
                 session_admission: routing.session_admission,
                 breaker: breaker::Config {
-                    failure_threshold: self.breaker.failure_threshold,
-                    cooldown: self.breaker.cooldown.into(),
-                    cooldown_max: self.breaker.cooldown_max.into(),
-                    slow_start: self.breaker.slow_start.into(),
+                    failure_threshold: breaker.failure_threshold,
+                    cooldown: breaker.cooldown.into(),
+                    cooldown_max: breaker.cooldown_max.into(),
+                    slow_start: breaker.slow_start.into(),
                 },
                 retries: self.retries,
                 hedges: self.hedges,
-                shadow: routing.shadow_policy.clone(),
-                receipts_max: routing.receipts,
+                shadow_policy: routing.shadow_policy.clone(),
+                receipts: routing.receipts,
                 seed: routing.seed,
-                ..scheduler::Config::new(policy.clone())
             },
             index: approx::Config { memory_bytes_max: routing.index_memory, ttl: routing.index_ttl.into() },
             exact: kv_events.enabled.then_some(exact::Config { memory_bytes_max: kv_events.index_memory }),

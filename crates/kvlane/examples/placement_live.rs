@@ -286,8 +286,8 @@ fn simulate(
     let mut world = World::new(WorldConfig {
         router: router::Config {
             scheduler: scheduler::Config {
-                in_flight_max: routing.max_concurrent_requests,
-                queue_len_max: routing.queue_size,
+                max_concurrent_requests: routing.max_concurrent_requests,
+                queue_size: routing.queue_size,
                 queue_timeout: nanos(routing.queue_timeout),
                 session_admission: routing.session_admission,
                 seed: piece.into(),

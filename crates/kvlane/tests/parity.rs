@@ -91,9 +91,9 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
         engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); ENGINES],
         router: router::Config {
             scheduler: scheduler::Config {
-                in_flight_max: defaults.max_concurrent_requests,
-                queue_len_max: defaults.queue_size,
-                receipts_max: requests as u32,
+                max_concurrent_requests: defaults.max_concurrent_requests,
+                queue_size: defaults.queue_size,
+                receipts: requests as u32,
                 seed: SEED,
                 ..scheduler::Config::new(policy(name))
             },
