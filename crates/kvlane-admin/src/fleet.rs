@@ -70,9 +70,9 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
         .collect();
     let (policy, in_flight, queued, in_flight_max, queue_max, receipts) = pool.router.read(|scheduler| {
         let config = scheduler.config();
-        let (in_flight_max, queue_max) = (config.in_flight_max, config.queue_len_max);
+        let (in_flight_max, queue_max) = (config.max_concurrent_requests, config.queue_size);
         let policy = config.policy.name();
-        (policy, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts_max)
+        (policy, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts)
     });
     let metrics = &pool.metrics;
     json!({

@@ -2,25 +2,26 @@
 
 use std::time::Duration;
 
+use kvlane_core::config::TIME;
 use kvlane_core::health::Thresholds;
-use serde::{Deserialize, Serialize};
+use kvlane_core::section;
 
-/// How failing workers are detected.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Health {
-    /// Path of the probe.
-    pub path: String,
-    /// Time between two probes of one worker, healthy or not.
-    #[serde(with = "humantime_serde")]
-    pub interval: Duration,
-    /// Time a probe may take.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-    /// Failed probes in a row that make a worker unhealthy.
-    pub failure_threshold: u32,
-    /// Successful probes in a row that make it healthy again.
-    pub success_threshold: u32,
+section! {
+    /// How failing workers are detected.
+    pub struct Health {
+        /// Path of the health probe.
+        pub path: String = "/health".into();
+        /// Time between two health probes of a worker, healthy or not.
+        #[serde(with = "humantime_serde")]
+        pub interval: Duration = Duration::from_secs(2), in TIME;
+        /// Timeout of a health probe.
+        #[serde(with = "humantime_serde")]
+        pub timeout: Duration = Duration::from_secs(5), in TIME;
+        /// Failed probes in a row after which a worker is unhealthy.
+        pub failure_threshold: u32 = 3, in 1..=u32::MAX;
+        /// Successful probes in a row after which a worker is healthy again.
+        pub success_threshold: u32 = 2, in 1..=u32::MAX;
+    }
 }
 
 // === impl Health ===
@@ -29,17 +30,5 @@ impl Health {
     /// The probes in a row that change a worker's health.
     pub fn thresholds(&self) -> Thresholds {
         Thresholds { failures: self.failure_threshold, successes: self.success_threshold }
-    }
-}
-
-impl Default for Health {
-    fn default() -> Self {
-        Self {
-            path: "/health".into(),
-            interval: Duration::from_secs(2),
-            timeout: Duration::from_secs(5),
-            failure_threshold: 3,
-            success_threshold: 2,
-        }
     }
 }

@@ -151,7 +151,7 @@ pub fn write(kept_before: &IndexSnapshot, fleet: &Fleet, path: &Path) -> io::Res
         }
     }
     let age = kept_before.age(now);
-    let ttl = Nanos(u64::try_from(fleet.settings().routing.index_ttl.as_nanos()).unwrap_or(u64::MAX));
+    let ttl = Nanos::from(fleet.settings().routing.index_ttl);
     let kept = {
         let mut kept = kept_before.kept();
         kept.retain(|_, entry| entry.pieces.iter().any(|piece| piece.age + age <= ttl));

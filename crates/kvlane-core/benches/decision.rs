@@ -45,7 +45,7 @@ fn chain(text: &[u8]) -> Vec<BlockHash> {
 fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config {
-            receipts_max: 1024,
+            receipts: 1024,
             seed: 1,
             ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         },

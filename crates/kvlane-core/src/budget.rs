@@ -4,29 +4,41 @@
 //! Each arriving request adds its share; a constant rate per second is added in any case; each retry takes one. Unused
 //! budget decays within about ten seconds, so a quiet hour does not accumulate budget for a failure.
 
-use serde::{Deserialize, Serialize};
-
 use crate::bounded::{Bounded, Share};
 use crate::decaying_counter::DecayingCounter;
+use crate::section;
 use crate::time::Nanos;
 
 /// A rate per second, from 0 to a million.
 pub type PerSecond = Bounded<0, 1_000_000>;
 
-/// Share of the requests, and minimum rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// Share of the requests that arrive, 0 to 1.
-    pub share: Share,
-    /// Rate per second in any case.
-    pub per_second: PerSecond,
+section! {
+    /// Share of the requests, and minimum rate. A fifth of the requests is the default of Finagle and Envoy, too.
+    #[derive(Copy)]
+    pub struct Config {
+        /// Share of the requests that arrive.
+        pub share: Share = Share::of(0.2);
+        /// Number per second in any case.
+        pub per_second: PerSecond = PerSecond::of(10.0);
+    }
 }
 
 /// The remaining budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: DecayingCounter,
+}
+
+// === impl Config ===
+
+impl Config {
+    /// The default for hedging: one request in twenty.
+    pub const HEDGES: Self = Self { share: Share::of(0.05), per_second: PerSecond::of(0.0) };
+
+    /// [`Config::HEDGES`], for serde.
+    pub(crate) fn hedges() -> Self {
+        Self::HEDGES
+    }
 }
 
 // === impl Budget ===

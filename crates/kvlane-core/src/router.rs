@@ -116,7 +116,7 @@ impl Router {
                 index: ExactIndex::new(config),
                 speculation: RwLock::new(Speculation::new()),
             }),
-            may_wait: AtomicBool::new(config.scheduler.queue_len_max > 0),
+            may_wait: AtomicBool::new(config.scheduler.queue_size > 0),
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config.scheduler),
                 tape,
@@ -685,8 +685,8 @@ mod tests {
     /// A router of three endpoints with an in-flight limit of one, and a prompt's blocks.
     fn narrow() -> (Router, Vec<BlockHash>) {
         let scheduler = scheduler::Config {
-            in_flight_max: 1,
-            queue_len_max: 9,
+            max_concurrent_requests: 1,
+            queue_size: 9,
             queue_timeout: Nanos::from_secs(9),
             ..scheduler::Config::new(PolicyConfig::by_name("prefix_aware").expect("a policy"))
         };
@@ -737,7 +737,7 @@ mod tests {
     fn a_recording_begins_with_the_configuration_that_the_router_began_with() {
         let (router, chain) = narrow();
         let before = router.recording().config;
-        let later = scheduler::Config { in_flight_max: 7, ..before.clone() };
+        let later = scheduler::Config { max_concurrent_requests: 7, ..before.clone() };
         router.step(Nanos(2), Input::Configured { config: Box::new(later) }, &mut Vec::new());
         let request = SchedulingRequest::new(RequestId(0), 65);
         router.arrive(Nanos(3), request, &chain, &mut Scratch::default(), &mut Vec::new());
@@ -765,7 +765,7 @@ mod tests {
         assert!(router.may_wait());
         router.arrive(Nanos(2), SchedulingRequest::new(RequestId(0), 65), &chain, &mut scratch, &mut out);
         let scheduler = router.read(|scheduler| scheduler.config().clone());
-        let scheduler = scheduler::Config { in_flight_max: 0, ..scheduler };
+        let scheduler = scheduler::Config { max_concurrent_requests: 0, ..scheduler };
         let index = approx::Config { memory_bytes_max: 0, ttl: Nanos::MAX };
         router.configure(Nanos(3), Config { scheduler, index, exact: None, block_tokens: 999 }, &mut out);
         assert!(!router.may_wait(), "no request waits without limits");

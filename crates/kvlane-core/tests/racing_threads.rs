@@ -30,9 +30,9 @@ fn dispatches(outputs: impl IntoIterator<Item = Output>) -> impl Iterator<Item =
 fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
     let router = Router::recorded(router::Config {
         scheduler: scheduler::Config {
-            in_flight_max: 40,
-            endpoint_in_flight_max: 10,
-            queue_len_max: 16,
+            max_concurrent_requests: 40,
+            max_requests_per_endpoint: 10,
+            queue_size: 16,
             queue_timeout: Nanos(300),
             breaker: breaker::Config {
                 failure_threshold: 2,
@@ -40,7 +40,7 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
                 cooldown_max: Nanos(500),
                 slow_start: Nanos(100),
             },
-            receipts_max: 8,
+            receipts: 8,
             seed: 11,
             ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         },
@@ -77,9 +77,9 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
                         router.step(now, Input::Draining { endpoint, draining: rng.below(4) == 0 }, &mut out);
                     }
                     if n % 300 == 150 {
-                        let in_flight_max = 30 + rng.below(20) as u32;
+                        let max_concurrent_requests = 30 + rng.below(20) as u32;
                         let config = router.read(|scheduler| scheduler.config().clone());
-                        let config = scheduler::Config { in_flight_max, ..config };
+                        let config = scheduler::Config { max_concurrent_requests, ..config };
                         router.step(now, Input::Configured { config: Box::new(config) }, &mut out);
                     }
                     if mine.len() > 4 {

@@ -1,144 +1,99 @@
-//! The configuration of routers: sections `routing` and `breaker`, and budgets.
+//! The configuration of routers: sections `routing` and `breaker`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvlane_core::bounded::Share;
-use kvlane_core::budget::PerSecond;
+use kvlane_core::config::{TIME, TIME_OR_ZERO};
 use kvlane_core::policy::{PolicyConfig, name_or_config};
-use serde::{Deserialize, Deserializer, Serialize};
+use kvlane_core::section;
+use serde::{Deserialize, Deserializer};
 
-use kvlane_core::config::{ConfigError, within};
-
-/// How requests are placed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Routing {
-    /// The policy of every pool that `pools` does not name.
-    #[serde(deserialize_with = "name_or_config")]
-    pub policy: PolicyConfig,
-    /// A shadow policy that is evaluated for every decision, for `GET /whatif`.
-    #[serde(deserialize_with = "policy_or_none")]
-    pub shadow_policy: Option<PolicyConfig>,
-    /// Exceptions for the pool of one model.
-    pub pools: BTreeMap<String, PoolOverride>,
-    /// The timing of the engines: a file written by `kvlane calibrate`, or `model@gpu`. Timing is learned in any
-    /// case; this is its initial value.
-    pub timing: Option<String>,
-    /// Whether new sessions wait while running ones fill the fleet's caches.
-    pub session_admission: bool,
-    /// Requests in flight per pool beyond which requests are queued; 0 is no limit.
-    pub max_concurrent_requests: u32,
-    /// Requests in flight per endpoint beyond which it takes none; 0 is no limit. While no endpoint takes any,
-    /// requests are queued.
-    pub max_requests_per_endpoint: u32,
-    /// Queued requests per pool; beyond it requests are rejected with 429.
-    pub queue_size: u32,
-    /// Longest time of a request in the queue.
-    #[serde(with = "humantime_serde")]
-    pub queue_timeout: Duration,
-    /// Prompt bytes per block of the prefix index.
-    pub block_bytes: u32,
-    /// Most memory of the prefix index of one pool, in bytes.
-    pub index_memory: usize,
-    /// Time after which an unused prefix counts as evicted.
-    #[serde(with = "humantime_serde")]
-    pub index_ttl: Duration,
-    /// File in which the index of dispatches is kept over a restart of the gateway.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub index_snapshot: Option<PathBuf>,
-    /// Time between two snapshots.
-    #[serde(with = "humantime_serde")]
-    pub index_snapshot_interval: Duration,
-    /// Decisions kept per pool for `GET /decisions`.
-    pub receipts: u32,
-    /// Seed of random choices.
-    pub seed: u64,
-}
-
-impl Default for Routing {
-    fn default() -> Self {
-        Self {
-            policy: PolicyConfig::FleetCost(Default::default()),
-            shadow_policy: None,
-            pools: BTreeMap::new(),
-            timing: None,
-            session_admission: false,
-            max_concurrent_requests: 0,
-            max_requests_per_endpoint: 0,
-            queue_size: 100,
-            queue_timeout: Duration::from_secs(60),
-            block_bytes: 256,
-            index_memory: 256 << 20,
-            index_ttl: Duration::from_secs(1800),
-            index_snapshot: None,
-            index_snapshot_interval: Duration::from_secs(30),
-            receipts: 1024,
-            seed: 0,
-        }
+section! {
+    /// How requests are placed.
+    pub struct Routing {
+        /// Placement policy: its name, or its name and parameters, as in `{name: cache_aware, cache_threshold: 0.3}`.
+        ///
+        /// The policies are fleet_cost (also called auto), cache_aware, prefix_aware, lmetric, least_prefill,
+        /// least_tokens, least_load, power_of_two, round_robin, random, or policies of other routers: weighted,
+        /// llm_d_affinity, dynamo, aibrix, preble, conductor, kv_aware, smg_least_load, vllm_dp, consistent_hash,
+        /// prefix_hash, session_sticky, heavy_warm, dlpm.
+        #[serde(deserialize_with = "name_or_config")]
+        pub policy: PolicyConfig = PolicyConfig::FleetCost(Default::default());
+        /// A second policy that is evaluated at each decision without effect on placement, for `GET /whatif`.
+        #[serde(deserialize_with = "policy_or_none")]
+        pub shadow_policy: Option<PolicyConfig> = None;
+        /// Settings of one model's pool, as in `llama-3.1-8b: {policy: lmetric, timing: llama.json, tokenizer:
+        /// /models/llama-3.1-8b}`.
+        pub pools: BTreeMap<String, PoolOverride> = BTreeMap::new();
+        /// Timing of the engines: a file that `kvlane calibrate` wrote, or a preset such as `qwen3-32b@h100x2`. A
+        /// start value: rates are learned from answers in any case. With it, `GET /decisions` contains predicted
+        /// TTFT.
+        pub timing: Option<String> = None;
+        /// Whether new conversations are queued while active ones fill the fleet's caches.
+        pub session_admission: bool = false;
+        /// Maximum requests in flight per pool; further ones are queued; 0 is no limit.
+        pub max_concurrent_requests: u32 = 0;
+        /// Maximum requests in flight per endpoint; 0 is no limit. While all are full, requests are queued.
+        pub max_requests_per_endpoint: u32 = 0;
+        /// Maximum queued requests per pool; further ones get 429.
+        pub queue_size: u32 = 100, in 0..=1_000_000;
+        /// Timeout of a request in the queue.
+        #[serde(with = "humantime_serde")]
+        pub queue_timeout: Duration = Duration::from_secs(60), in TIME;
+        /// Prompt bytes per block of the prefix index: 256 bytes are about 64 tokens.
+        pub block_bytes: u32 = 256, in 16..=1 << 20;
+        /// Maximum bytes of the approximate prefix index of one pool.
+        pub index_memory: usize = 256 << 20;
+        /// Time after which an unused prefix counts as evicted by its engine.
+        #[serde(with = "humantime_serde")]
+        pub index_ttl: Duration = Duration::from_secs(1800), in TIME;
+        /// A snapshot file of the approximate index, for restarts of the gateway, as in
+        /// `/var/lib/kvlane/index.snapshot`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub index_snapshot: Option<PathBuf> = None;
+        /// Time between two snapshots of the approximate index.
+        #[serde(with = "humantime_serde")]
+        pub index_snapshot_interval: Duration = Duration::from_secs(30), in TIME;
+        /// Decisions kept per pool for `GET /decisions`.
+        pub receipts: u32 = 1024, in 0..=100_000;
+        /// Seed of random choices.
+        pub seed: u64 = 0;
     }
 }
 
-/// Settings of one pool.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PoolOverride {
-    /// Its policy.
-    #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
-    pub policy: Option<PolicyConfig>,
-    /// The timing of its engines: a timing file, or `model@gpu`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub timing: Option<String>,
-    /// How its tokens are counted: the path of a tokenizer, `auto`, `engine` or `estimate`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<String>,
-    /// A file with its chat template.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chat_template: Option<PathBuf>,
-}
-
-/// When an endpoint that fails requests gets no more of them, and for how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Breaker {
-    /// Failed requests in a row after which it gets none for a while; 0 is never.
-    pub failure_threshold: u32,
-    /// The first pause. It doubles with each further failure.
-    #[serde(with = "humantime_serde")]
-    pub cooldown: Duration,
-    /// The longest pause.
-    #[serde(with = "humantime_serde")]
-    pub cooldown_max: Duration,
-    /// How long an endpoint that comes back gets less than its share.
-    #[serde(with = "humantime_serde")]
-    pub slow_start: Duration,
-}
-
-impl Default for Breaker {
-    fn default() -> Self {
-        Self {
-            failure_threshold: 3,
-            cooldown: Duration::from_secs(1),
-            cooldown_max: Duration::from_secs(60),
-            slow_start: Duration::from_secs(10),
-        }
+section! {
+    /// Settings of one pool.
+    pub struct PoolOverride {
+        /// Its policy.
+        #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
+        pub policy: Option<PolicyConfig> = None;
+        /// The timing of its engines: a timing file, or `model@gpu`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub timing: Option<String> = None;
+        /// How its tokens are counted: the path of a tokenizer, `auto`, `engine` or `estimate`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub tokenizer: Option<String> = None;
+        /// A file with its chat template.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub chat_template: Option<PathBuf> = None;
     }
 }
 
-/// A share of the requests, and a minimum rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Budget {
-    /// Share of the requests that arrive, 0 to 1.
-    pub share: Share,
-    /// Minimum number per second.
-    pub per_second: PerSecond,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
+section! {
+    /// When an endpoint that fails requests gets no more of them, and for how long.
+    pub struct Breaker {
+        /// Failed requests in a row after which an endpoint gets none for a while; 0 is never.
+        pub failure_threshold: u32 = 3;
+        /// First cool-down, doubled with each further failure. Then one request is let through.
+        #[serde(with = "humantime_serde")]
+        pub cooldown: Duration = Duration::from_secs(1), in TIME;
+        /// Longest cool-down.
+        #[serde(with = "humantime_serde")]
+        pub cooldown_max: Duration = Duration::from_secs(60), in TIME;
+        /// Slow start: time over which the share of a recovered endpoint grows to its full share.
+        #[serde(with = "humantime_serde")]
+        pub slow_start: Duration = Duration::from_secs(10), in TIME_OR_ZERO;
     }
 }
 
@@ -151,19 +106,4 @@ fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<P
     struct Said(#[serde(deserialize_with = "name_or_config")] PolicyConfig);
 
     Ok(Option::<Said>::deserialize(deserializer)?.map(|Said(policy)| policy))
-}
-
-/// Checks the whole numbers among a policy's parameters; the others have bounded types.
-pub fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
-    let count = |name: &str, value: u32, most: u32| within(&format!("{field}.{name}"), value, 1, most);
-    match policy {
-        PolicyConfig::PrefixAware(config) => {
-            count("saturation_inflight", config.saturation_inflight, u32::MAX)
-        }
-        PolicyConfig::Dynamo(config) => count("block_tokens", config.block_tokens, u32::MAX),
-        PolicyConfig::ConsistentHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
-        PolicyConfig::PrefixHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
-        PolicyConfig::Dlpm(config) => count("quantum_tokens", config.quantum_tokens, u32::MAX),
-        _ => Ok(()),
-    }
 }

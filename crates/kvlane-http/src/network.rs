@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use kvlane_core::config::{Kind, Setting};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, lookup_host};
 
@@ -18,6 +19,10 @@ use tokio::net::{TcpStream, lookup_host};
 pub struct Network {
     base: IpAddr,
     bits: u8,
+}
+
+impl Setting for Network {
+    const KIND: Kind = Kind::Text;
 }
 
 /// The addresses allowed for added workers, and for feeds that engines announce.

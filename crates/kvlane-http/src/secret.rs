@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kvlane_core::config::{Kind, Setting};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -65,6 +66,10 @@ enum Place {
 }
 
 // === impl Secret ===
+
+impl Setting for Secret {
+    const KIND: Kind = Kind::Any;
+}
 
 impl Secret {
     /// A secret given in the clear.
@@ -149,6 +154,10 @@ impl From<Written> for Secret {
 pub struct KeyHash(pub [u8; 32]);
 
 // === impl KeyHash ===
+
+impl Setting for KeyHash {
+    const KIND: Kind = Kind::Text;
+}
 
 impl KeyHash {
     /// The hash of `key`.

@@ -153,7 +153,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
         engines: vec![engine.clone(); keys["engines"].parse()?],
         router: router::Config {
             scheduler: scheduler::Config {
-                queue_len_max: 100_000,
+                queue_size: 100_000,
                 queue_timeout: Nanos::from_secs(1_000_000),
                 session_admission: arm != "off",
                 seed,

@@ -16,8 +16,8 @@ use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_core::request::{SchedulingRequest, SessionKey, TenantKey};
+use kvlane_core::section;
 use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, is_credential};
@@ -29,42 +29,35 @@ const TENANT_BYTES_MAX: usize = 8 << 10;
 const PRIORITY_MAX: i8 = 100;
 /// Most headers in one list: each is looked for in every request.
 const HEADERS_MAX: usize = 16;
-/// Most named priorities.
-const PRIORITIES_MAX: usize = 64;
 
-/// Which hints of clients are used. Of each list, the first header with a usable value counts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// Headers that name the session; without one the body does.
-    pub session_headers: Vec<String>,
-    /// Headers that name the tenant.
-    pub tenant_headers: Vec<String>,
-    /// Headers with the priority: a whole number, or a name from `priorities`.
-    pub priority_headers: Vec<String>,
-    /// Priorities by name, -100 to 100, higher first.
-    pub priorities: BTreeMap<String, i8>,
+section! {
+    /// Which hints of clients are used. Session headers are those of llm-d's agent identity and of earlier routers,
+    /// tenants are llm-d's fairness ids or the client's API key, priorities have the classes of SGLang's gateway.
+    pub struct Config {
+        /// Headers that name the conversation of a request; else it is read from the body.
+        pub session_headers: Vec<String> = list(&[
+            "x-session-id",
+            "x-claude-code-session-id",
+            "x-session-affinity",
+            "session-id",
+            "session_id",
+        ]), in 0..=HEADERS_MAX;
+        /// Headers that name the tenant of a request, where several share the fleet. Only hashes are kept.
+        pub tenant_headers: Vec<String> =
+            list(&["x-llm-d-inference-fairness-id", "authorization", "x-api-key"]), in 0..=HEADERS_MAX;
+        /// Headers with the priority: -100 to 100, higher first, or a name of `hints.priorities`.
+        pub priority_headers: Vec<String> =
+            list(&["x-priority", "x-smg-priority", "x-llm-d-inference-objective"]), in 0..=HEADERS_MAX;
+        /// Priorities by name.
+        pub priorities: BTreeMap<String, i8> =
+            [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)]
+                .map(|(name, priority)| (name.to_owned(), priority))
+                .into(), in 0..=64;
+    }
 }
 
-impl Default for Config {
-    /// Session headers are those of llm-d's agent identity and of earlier routers, tenants are llm-d's fairness ids
-    /// or the client's API key, priorities have the classes of SGLang's gateway.
-    fn default() -> Self {
-        let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let classes = [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)];
-        Self {
-            session_headers: list(&[
-                "x-session-id",
-                "x-claude-code-session-id",
-                "x-session-affinity",
-                "session-id",
-                "session_id",
-            ]),
-            tenant_headers: list(&["x-llm-d-inference-fairness-id", "authorization", "x-api-key"]),
-            priority_headers: list(&["x-priority", "x-smg-priority", "x-llm-d-inference-objective"]),
-            priorities: classes.into_iter().map(|(name, priority)| (name.to_owned(), priority)).collect(),
-        }
-    }
+fn list(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
 }
 
 // === impl Config ===
@@ -81,16 +74,14 @@ impl Config {
             ("hints.priority_headers", &self.priority_headers),
         ];
         for (field, names) in lists {
-            within(field, names.len(), 0, HEADERS_MAX)?;
             for name in names {
                 if HeaderName::try_from(name).is_err() {
                     return wrong(field, format!("'{name}' is not a valid header name"));
                 }
             }
         }
-        within("hints.priorities", self.priorities.len(), 0, PRIORITIES_MAX)?;
-        for (name, &priority) in &self.priorities {
-            within(&format!("hints.priorities.{name}"), priority, -PRIORITY_MAX, PRIORITY_MAX)?;
+        for (name, priority) in &self.priorities {
+            within(&format!("hints.priorities.{name}"), priority, -PRIORITY_MAX..=PRIORITY_MAX)?;
         }
         Ok(())
     }

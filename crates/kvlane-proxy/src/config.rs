@@ -3,85 +3,73 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, TIME, TIME_OR_ZERO, wrong};
+use kvlane_core::section;
 use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
-use serde::{Deserialize, Serialize};
 
 use crate::auth::Role;
 
-/// Most extra paths.
-const EXTRA_PATHS_MAX: usize = 64;
-
-/// The address for clients, and limits of requests.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Server {
-    /// Address to listen on.
-    pub host: IpAddr,
-    /// Port to listen on; 0 takes a free one.
-    pub port: u16,
-    /// Threads that relay requests; 0 is one per core.
-    pub relay_threads: usize,
-    /// Largest request body in bytes; beyond it 413.
-    pub max_payload_size: usize,
-    /// Memory for the requests of all clients together, in bytes; beyond it 503.
-    pub body_memory: usize,
-    /// Time a client has for a request's head, also on an idle connection.
-    #[serde(with = "humantime_serde")]
-    pub header_timeout: Duration,
-    /// Time a client has for a request's body.
-    #[serde(with = "humantime_serde")]
-    pub body_timeout: Duration,
-    /// Time a whole request may take, queue included.
-    #[serde(with = "humantime_serde")]
-    pub request_timeout: Duration,
-    /// Silence between two pieces of a response after which it counts as broken; also how long a client may stop
-    /// reading.
-    #[serde(with = "humantime_serde")]
-    pub stream_idle_timeout: Duration,
-    /// Time that requests in flight have to finish after SIGTERM.
-    #[serde(with = "humantime_serde")]
-    pub shutdown_grace: Duration,
-    /// Time between two checks of the configuration file for changes; 0 is never, then only SIGHUP reloads it.
-    #[serde(with = "humantime_serde")]
-    pub reload_interval: Duration,
-    /// Request headers that may carry a request id, in order of preference.
-    pub request_id_headers: Vec<String>,
-    /// Engine paths that are relayed in addition to those in the guide, each with the role it needs.
-    pub extra_paths: Vec<ExtraPath>,
-    /// Whether responses state in `Server-Timing` the time spent until their head.
-    pub server_timing: bool,
+section! {
+    /// The clients' port, and limits of requests.
+    pub struct Server {
+        /// Address of the clients' port.
+        pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        /// Port for clients; 0 takes a free one.
+        pub port: u16 = 30_000;
+        /// Threads that relay requests; 0 is one per core.
+        pub relay_threads: usize = 0, in 0..=1024;
+        /// Maximum request body in bytes; larger ones get 413.
+        pub max_payload_size: usize = 64 << 20;
+        /// Maximum memory of the bodies of all requests, in bytes: arriving, queued, or kept for a retry. Beyond it
+        /// 503.
+        pub body_memory: usize = 1 << 30, in 1 << 20..=1 << 40;
+        /// Timeout of a request's head, also on an idle connection.
+        #[serde(with = "humantime_serde")]
+        pub header_timeout: Duration = Duration::from_secs(60), in TIME;
+        /// Timeout of a request's body.
+        #[serde(with = "humantime_serde")]
+        pub body_timeout: Duration = Duration::from_secs(60), in TIME;
+        /// Timeout of a whole request, queue included; 504 if no answer has begun by then.
+        #[serde(with = "humantime_serde")]
+        pub request_timeout: Duration = Duration::from_secs(1800), in TIME;
+        /// Timeout of silence within an answer, of the worker or of a client that does not read.
+        #[serde(with = "humantime_serde")]
+        pub stream_idle_timeout: Duration = Duration::from_secs(300), in TIME;
+        /// Time for requests in flight to finish after SIGTERM.
+        #[serde(with = "humantime_serde")]
+        pub shutdown_grace: Duration = Duration::from_secs(180), in TIME_OR_ZERO;
+        /// Interval of checks whether the configuration file has changed; 0s: only SIGHUP reloads it.
+        #[serde(with = "humantime_serde")]
+        pub reload_interval: Duration = Duration::from_secs(1), in TIME_OR_ZERO;
+        /// Request headers that may carry a request id, in order of preference.
+        pub request_id_headers: Vec<String> = vec!["x-request-id".into(), "x-correlation-id".into()];
+        /// Engine paths relayed in addition to those in docs/guide.md, as in
+        /// `{path: /v1/load_lora_adapter, role: admin}`.
+        pub extra_paths: Vec<ExtraPath> = Vec::new(), in 0..=64;
+        /// Whether answers have a `Server-Timing` header with the stages of the time until their head.
+        pub server_timing: bool = true;
+    }
 }
 
-/// An engine path that is relayed although kvlane does not know it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ExtraPath {
-    /// The path; `{}` stands for one segment.
-    pub path: String,
-    /// The role it needs: `viewer` and `admin` are operators.
-    #[serde(default)]
-    pub role: Role,
+section! {
+    /// An engine path that is relayed although kvlane does not know it.
+    #[derive(Eq)]
+    pub struct ExtraPath {
+        /// The path; `{}` is any one segment.
+        pub path: String;
+        /// The role it needs: `user`, or `viewer` and `admin` for operators.
+        #[serde(default)]
+        pub role: Role;
+    }
 }
 
-impl Default for Server {
-    fn default() -> Self {
-        Self {
-            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            port: 30_000,
-            relay_threads: 0,
-            max_payload_size: 64 << 20,
-            body_memory: 1 << 30,
-            header_timeout: Duration::from_secs(60),
-            body_timeout: Duration::from_secs(60),
-            request_timeout: Duration::from_secs(1800),
-            stream_idle_timeout: Duration::from_secs(300),
-            shutdown_grace: Duration::from_secs(180),
-            reload_interval: Duration::from_secs(1),
-            request_id_headers: vec!["x-request-id".into(), "x-correlation-id".into()],
-            extra_paths: Vec::new(),
-            server_timing: true,
-        }
+section! {
+    /// The port of `/metrics` and the admin API.
+    pub struct Metrics {
+        /// Address of the metrics and admin port.
+        pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        /// Port for metrics and the admin API; 0 takes a free one.
+        pub port: u16 = 29_000;
     }
 }
 
@@ -93,7 +81,6 @@ impl Server {
     /// # Errors
     /// The first invalid path.
     pub fn validate_paths(&self, is_own: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
-        within("server.extra_paths", self.extra_paths.len(), 0, EXTRA_PATHS_MAX)?;
         for ExtraPath { path, .. } in &self.extra_paths {
             let example = path.replace("{}", "x");
             let problem = if !is_plain(&example) || path.len() > PATH_BYTES_MAX {
@@ -108,21 +95,5 @@ impl Server {
             return wrong("server.extra_paths", format!("'{path}' {problem}"));
         }
         Ok(())
-    }
-}
-
-/// The address for `/metrics` and the admin API.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Metrics {
-    /// Address to listen on.
-    pub host: IpAddr,
-    /// Port to listen on; 0 takes a free one.
-    pub port: u16,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self { host: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 29_000 }
     }
 }

@@ -5,37 +5,35 @@ use std::time::Duration;
 
 use kvlane_core::bounded::Bounded;
 pub use kvlane_core::bounded::Share;
-use kvlane_core::budget::PerSecond;
+use kvlane_core::budget;
+use kvlane_core::config::{TIME, TIME_OR_ZERO};
 use kvlane_core::retry::Backoff;
-use kvlane_core::time::Nanos;
-use serde::{Deserialize, Serialize};
-
-use kvlane_fleet::routing::Budget;
+use kvlane_core::section;
 
 /// Growth of each pause over the one before it: 1 to 100.
 pub type Multiplier = Bounded<1, 100>;
 
-/// How failed attempts are repeated: only before the first byte of a response has been sent to the client.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Retry {
-    /// Attempts of one request on one worker before it is sent to another.
-    pub max_worker_retries: u32,
-    /// Attempts of one request after the first.
-    pub max_total_retries: u32,
-    /// Pause before the first retry. There is no pause if the attempt before it cost its worker no work: the worker
-    /// could not be reached, or was busy.
-    #[serde(with = "humantime_serde")]
-    pub initial_backoff: Duration,
-    /// Longest pause.
-    #[serde(with = "humantime_serde")]
-    pub max_backoff: Duration,
-    /// Factor by which each pause is longer than the one before it.
-    pub backoff_multiplier: Multiplier,
-    /// Largest random change of a pause, as a share of it.
-    pub jitter: Share,
-    /// Retries allowed per pool, for all requests together.
-    pub budget: Budget,
+section! {
+    /// How failed attempts are repeated: only before the first byte of a response has been sent to the client.
+    pub struct Retry {
+        /// Attempts of one request on one worker before another worker is tried.
+        pub max_worker_retries: u32 = 1, in 1..=u32::MAX;
+        /// Maximum retries of one request.
+        pub max_total_retries: u32 = 5;
+        /// Pause before the first retry. None if the attempt cost its worker no work: it could not be reached, or was
+        /// busy.
+        #[serde(with = "humantime_serde")]
+        pub initial_backoff: Duration = Duration::from_millis(50), in TIME_OR_ZERO;
+        /// Longest pause before a retry.
+        #[serde(with = "humantime_serde")]
+        pub max_backoff: Duration = Duration::from_secs(30), in TIME_OR_ZERO;
+        /// Factor from each pause to the next.
+        pub backoff_multiplier: Multiplier = Multiplier::of(1.5);
+        /// Random share by which a pause is longer or shorter.
+        pub jitter: Share = Share::of(0.2);
+        /// Retry budget of a pool.
+        pub budget: budget::Config = budget::Config::default();
+    }
 }
 
 // === impl Retry ===
@@ -43,103 +41,66 @@ pub struct Retry {
 impl Retry {
     /// The pauses as the core computes them.
     pub fn backoff(&self) -> Backoff {
-        let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
         Backoff {
-            initial: nanos(self.initial_backoff),
-            max: nanos(self.max_backoff),
+            initial: self.initial_backoff.into(),
+            max: self.max_backoff.into(),
             multiplier: self.backoff_multiplier.get(),
             jitter: self.jitter.get(),
         }
     }
 }
 
-impl Default for Retry {
-    fn default() -> Self {
-        Self {
-            max_worker_retries: 1,
-            max_total_retries: 5,
-            initial_backoff: Duration::from_millis(50),
-            max_backoff: Duration::from_secs(30),
-            backoff_multiplier: Multiplier::of(1.5),
-            jitter: Share::of(0.2),
-            budget: Budget::default(),
-        }
+section! {
+    /// Whether a stream whose engine dies continues on another endpoint.
+    pub struct Continuation {
+        /// Whether continuation is on.
+        pub enabled: bool = false;
+        /// Maximum continuations of one stream. Each is charged to the retry budget.
+        pub max_per_request: u32 = 2, in 1..=100;
+        /// Maximum bytes kept of an answer, and of an event. A longer answer cannot be continued.
+        pub buffer_bytes_max: usize = 1 << 20, in 1 << 10..=1 << 30;
     }
 }
 
-/// Whether a stream whose engine dies continues on another endpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Continuation {
-    /// Whether continuation is on.
-    pub enabled: bool,
-    /// How often one stream may be continued. Each time costs the pool's retry budget as much as a retry.
-    pub max_per_request: u32,
-    /// Most bytes of a response, and of an event, that are kept for continuation. A longer response cannot be
-    /// continued.
-    pub buffer_bytes_max: usize,
-}
-
-impl Default for Continuation {
-    fn default() -> Self {
-        Self { enabled: false, max_per_request: 2, buffer_bytes_max: 1 << 20 }
+section! {
+    /// Whether a request is sent to a second endpoint when the first is late with a stream.
+    pub struct Hedge {
+        /// Whether hedging is on.
+        pub enabled: bool = false;
+        /// Time after which a first byte is late; null: the 95th percentile of recent times to first token.
+        #[serde(with = "humantime_serde")]
+        pub delay: Option<Duration> = None, in TIME_OR_ZERO;
+        /// Budget of second copies of a pool.
+        pub budget: budget::Config = budget::Config::HEDGES;
     }
 }
 
-/// Whether a request is sent to a second endpoint when the first is late with a stream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Hedge {
-    /// Whether hedging is on.
-    pub enabled: bool,
-    /// When a first byte is late; if absent, when it takes longer than 95% of recent ones.
-    #[serde(with = "humantime_serde")]
-    pub delay: Option<Duration>,
-    /// Second copies allowed per pool, for all requests together.
-    pub budget: Budget,
-}
-
-impl Default for Hedge {
-    fn default() -> Self {
-        Self {
-            enabled: false,
-            delay: None,
-            budget: Budget { share: Share::of(0.05), per_second: PerSecond::of(0.0) },
-        }
+section! {
+    /// Deadlines besides those of the section `server`, and exceptions by path.
+    pub struct Timeouts {
+        /// Timeout of the first byte of a stream; then another endpoint is tried. An answer that is not streamed has
+        /// the whole request's time.
+        #[serde(with = "humantime_serde")]
+        pub first_byte_timeout: Duration = Duration::from_secs(300), in TIME;
+        /// Timeouts per path, matched exactly, as in `/v1/embeddings: {first_byte_timeout: 10s, request_timeout: 30s}`.
+        pub routes: BTreeMap<String, RouteTimeouts> = BTreeMap::new(), in 0..=1000;
     }
 }
 
-/// Deadlines besides those of [`Server`](super::config::Server), and exceptions by path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Timeouts {
-    /// Time an engine has for the first byte of a stream. After it the attempt has failed, and the next is made.
-    #[serde(with = "humantime_serde")]
-    pub first_byte_timeout: Duration,
-    /// Exceptions by path.
-    pub routes: BTreeMap<String, RouteTimeouts>,
-}
-
-/// The deadlines of one path, where they differ.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RouteTimeouts {
-    /// Instead of [`Server::body_timeout`](super::config::Server::body_timeout).
-    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
-    pub body_timeout: Option<Duration>,
-    /// Instead of [`Timeouts::first_byte_timeout`], and for responses that are not streams, too.
-    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
-    pub first_byte_timeout: Option<Duration>,
-    /// Instead of [`Server::stream_idle_timeout`](super::config::Server::stream_idle_timeout), for the worker's silence.
-    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
-    pub stream_idle_timeout: Option<Duration>,
-    /// Instead of [`Server::request_timeout`](super::config::Server::request_timeout).
-    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
-    pub request_timeout: Option<Duration>,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self { first_byte_timeout: Duration::from_secs(300), routes: BTreeMap::new() }
+section! {
+    /// The deadlines of one path, where they differ.
+    pub struct RouteTimeouts {
+        /// Instead of `server.body_timeout`.
+        #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+        pub body_timeout: Option<Duration> = None, in TIME;
+        /// Instead of `timeouts.first_byte_timeout`, also for answers that are not streamed.
+        #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+        pub first_byte_timeout: Option<Duration> = None, in TIME;
+        /// Instead of `server.stream_idle_timeout`, for the worker's silence.
+        #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+        pub stream_idle_timeout: Option<Duration> = None, in TIME;
+        /// Instead of `server.request_timeout`.
+        #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+        pub request_timeout: Option<Duration> = None, in TIME;
     }
 }

@@ -267,7 +267,7 @@ impl Lease {
         self.lost();
         self.trace_failure("busy");
         self.proxy.fleet.metrics.faults.note_busy(&self.worker.url);
-        let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));
+        let retry_after = retry_after.map(Nanos::from);
         self.pool.step(Input::Busy { request: self.request, retry_after });
     }
 

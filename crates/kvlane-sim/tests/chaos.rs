@@ -129,9 +129,9 @@ fn reloaded(router: &router::Config, rng: &mut Rng) -> router::Config {
     let mut other = router.clone();
     let policy = PolicyConfig::NAMES[rng.below(PolicyConfig::NAMES.len())];
     other.scheduler.policy = PolicyConfig::by_name(policy).expect("a policy");
-    if other.scheduler.in_flight_max > 0 {
-        other.scheduler.in_flight_max = 8 * rng.below(2) as u32;
-        other.scheduler.queue_len_max = 1;
+    if other.scheduler.max_concurrent_requests > 0 {
+        other.scheduler.max_concurrent_requests = 8 * rng.below(2) as u32;
+        other.scheduler.queue_size = 1;
     }
     other
 }
@@ -163,9 +163,9 @@ fn case(seed: u64) -> Case {
         ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
     };
     if queues {
-        scheduler.in_flight_max = 3;
-        scheduler.endpoint_in_flight_max = 2;
-        scheduler.queue_len_max = 2;
+        scheduler.max_concurrent_requests = 3;
+        scheduler.max_requests_per_endpoint = 2;
+        scheduler.queue_size = 2;
         scheduler.queue_timeout = Nanos::from_secs(2);
     }
     let router = router::Config {

@@ -113,7 +113,7 @@ fn cpu_s() -> f64 {
 /// Sends that many requests through a router: the seconds that it took.
 fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Recorder>) -> Result<f64, Failure> {
     let router = Router::new(router::Config {
-        scheduler: scheduler::Config { receipts_max: 1024, ..scheduler::Config::new(policy.clone()) },
+        scheduler: scheduler::Config { receipts: 1024, ..scheduler::Config::new(policy.clone()) },
         index: approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) },
         exact: None,
         block_tokens: BLOCK_TOKENS,

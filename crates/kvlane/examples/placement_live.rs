@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
+use kvlane_core::router;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
-use kvlane_core::{router, scheduler};
+use kvlane_fleet::timings::Timings;
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::serve::Serving;
 use kvlane_lab::prompt::BYTES_PER_TOKEN;
@@ -223,6 +223,15 @@ fn mock(args: &Args, n: usize) -> MockConfig {
     }
 }
 
+/// The gateway's configuration, from which the simulated router is made, too.
+fn gateway_config(policy: &PolicyConfig, piece: u32) -> Config {
+    let mut config = Config::default();
+    config.routing.policy = policy.clone();
+    config.routing.block_bytes = MockConfig::default().block_size * BYTES_PER_TOKEN as u32;
+    config.routing.seed = piece.into();
+    config
+}
+
 /// Through a gateway as in `kvlane serve`, onto engines, all in this process.
 async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32) -> Result<Lived, Failure> {
     let mut engines = Vec::new();
@@ -231,10 +240,7 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
         engines.push(MockEngine::start(mock(args, n), listener)?);
     }
     let workers = engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
-    let mut config = Config { workers, ..Config::default() };
-    config.routing.policy = policy.clone();
-    config.routing.block_bytes = MockConfig::default().block_size * BYTES_PER_TOKEN as u32;
-    config.routing.seed = piece.into();
+    let mut config = Config { workers, ..gateway_config(policy, piece) };
     config.health.interval = REPORT_EVERY.div_f64(args.speed);
     (config.server.port, config.metrics.port) = (0, 0);
     let serving = Serving::start_at_speed(config, args.speed)?;
@@ -276,33 +282,22 @@ fn simulate(
     policy: &PolicyConfig,
     piece: u32,
 ) -> Result<Vec<(Option<f64>, f64)>, Failure> {
-    let (mock, routing) = (mock(args, 0), Config::default().routing);
+    let mock = mock(args, 0);
     let engine = EngineConfig {
         max_num_seqs: mock.max_num_seqs,
         max_num_batched_tokens: mock.max_num_batched_tokens,
         ..EngineConfig::vllm(TimingModel::preset(&args.preset)?, mock.block_size, mock.gpu_memory_utilization)
     };
-    let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+    let settings = gateway_config(policy, piece).fleet_settings(Timings::default());
     let mut world = World::new(WorldConfig {
-        router: router::Config {
-            scheduler: scheduler::Config {
-                in_flight_max: routing.max_concurrent_requests,
-                queue_len_max: routing.queue_size,
-                queue_timeout: nanos(routing.queue_timeout),
-                session_admission: routing.session_admission,
-                seed: piece.into(),
-                ..scheduler::Config::new(policy.clone())
-            },
-            index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
-            exact: None,
-            block_tokens: mock.block_size,
-        },
+        // The engines publish no KV events.
+        router: router::Config { exact: None, ..settings.router(MODEL) },
         engines: vec![engine; args.engines],
         prefill: None,
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::ZERO,
-        reports: Some(ReportFeed { interval: nanos(REPORT_EVERY), age: Nanos::ZERO }),
+        reports: Some(ReportFeed { interval: REPORT_EVERY.into(), age: Nanos::ZERO }),
         events: EventFeed::default(),
         faults: Vec::new(),
         health_delay: Nanos::ZERO,

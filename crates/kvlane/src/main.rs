@@ -53,7 +53,11 @@ enum Command {
     /// Validate the configuration that `serve` would use, and print it.
     Check(Box<config::ConfigArgs>),
     /// Print a configuration file with every key, its default and its meaning.
-    Config,
+    Config {
+        /// Print the file's JSON schema instead, for editors.
+        #[arg(long)]
+        schema: bool,
+    },
 }
 
 fn main() -> std::process::ExitCode {
@@ -97,7 +101,7 @@ fn main() -> std::process::ExitCode {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Key(command) => commands::key::run(&command),
         Command::Check(args) => commands::check::run(&args),
-        Command::Config => commands::check::print_example(),
+        Command::Config { schema } => commands::check::print_example(schema),
     };
     match done {
         Ok(code) => code,

@@ -10,18 +10,23 @@
 //! fast tokens come is learned from answers of three and more, so these are shorter.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::pin::pin;
+use std::time::Duration;
 
 use kvlane_core::decision::Receipt;
 use kvlane_core::load::LoadReport;
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::router;
 use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::{Host, TimingModel};
-use kvlane_core::{index::approx, router, scheduler};
+use kvlane_fleet::timings::Timings;
 use kvlane_gateway::config::{Config, WorkerSpec};
-use kvlane_gateway::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
+use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, config, eventually, next_call, soon};
 use kvlane_lab::prompt;
 use kvlane_mock::{MockConfig, MockEngine};
+use kvlane_sim::fault::Fault;
+use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
@@ -85,32 +90,32 @@ fn gateway_config(name: &str, requests: usize) -> Config {
     config
 }
 
-fn world(name: &str, requests: usize, timing: TimingModel) -> World {
-    let defaults = Config::default().routing;
+/// A world whose router and rules are made from the gateway's configuration.
+fn world(config: &Config, engines: usize, faults: Vec<Fault>, timing: TimingModel) -> World {
+    let settings = config.fleet_settings(Timings::default());
     World::new(WorldConfig {
-        engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); ENGINES],
-        router: router::Config {
-            scheduler: scheduler::Config {
-                in_flight_max: defaults.max_concurrent_requests,
-                queue_len_max: defaults.queue_size,
-                receipts_max: requests as u32,
-                seed: SEED,
-                ..scheduler::Config::new(policy(name))
-            },
-            index: approx::Config { memory_bytes_max: defaults.index_memory, ttl: Nanos::MAX },
-            exact: None,
-            block_tokens: BLOCK_TOKENS,
-        },
+        engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); engines],
+        // The engines publish no KV events.
+        router: router::Config { exact: None, ..settings.router(MODEL) },
         prefill: None,
         fetch_tokens_min: None,
         link: Default::default(),
         routing_delay: Nanos(1),
         reports: None,
         events: Default::default(),
-        faults: Vec::new(),
+        faults,
         health_delay: Nanos::ZERO,
-        attempts_max: 1,
-        rules: None,
+        attempts_max: 1 + config.retry.max_total_retries as u8,
+        rules: Some(Rules {
+            first_token: config.timeouts.first_byte_timeout.into(),
+            between_tokens: config.server.stream_idle_timeout.into(),
+            backoff: config.retry.backoff(),
+            probes: Probes {
+                interval: config.health.interval.into(),
+                timeout: config.health.timeout.into(),
+                thresholds: config.health.thresholds(),
+            },
+        }),
         reloaded: None,
         client_timeout: None,
         seed: SEED,
@@ -119,28 +124,24 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
 }
 
 /// Engines say how loaded they are before the first request, as mock engines do when the gateway asks after their health.
-fn report_idle(world: &World) {
+fn report_idle(world: &World, engines: &[usize]) {
     let engine = EngineConfig::vllm(timing(), BLOCK_TOKENS, 0.9);
     let kv_capacity_tokens = Some(u64::from(engine.blocks) * u64::from(BLOCK_TOKENS));
     let reported = LoadReport { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens };
     let endpoints: Vec<_> =
         world.router().read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect());
-    for endpoint in endpoints {
+    for &engine in engines {
+        let endpoint = endpoints[engine];
         world.router().step(Nanos::ZERO, Input::Reported { endpoint, reported }, &mut Vec::new());
     }
 }
 
-/// What the world decides about a trace. `asked` is whether the engines have said how loaded they are.
-fn simulated(name: &str, trace: &Trace, timing: TimingModel, asked: bool, drive: Drive) -> Vec<String> {
-    let mut world = world(name, trace.requests.len(), timing);
-    if asked {
-        report_idle(&world);
-    }
+/// What a world decides about a trace, and which requests succeed.
+fn simulated(mut world: World, trace: &Trace, drive: Drive) -> (Vec<String>, Vec<bool>) {
     let plan = Plan::new(trace);
     let requests = 0..trace.requests.len() as u32;
     let run = world.run(&Send { trace, plan: &plan, requests, origin_s: 0.0, drive }, |_| {});
-    assert!(run.outcomes.iter().all(Outcome::is_ok));
-    world.router().read(decisions)
+    (world.router().read(decisions), run.outcomes.iter().map(Outcome::is_ok).collect())
 }
 
 /// One line for each decision, in order: all but when it was, and how the request is called.
@@ -189,34 +190,46 @@ fn assert_same(what: &str, live: &[String], simulated: &[String]) {
     assert_eq!(live.len(), simulated.len(), "{what}");
 }
 
+/// Decisions for an endpoint.
+fn count_on(decisions: &[String], slot: usize) -> usize {
+    decisions.iter().filter(|line| line.contains(&format!(": ({slot},"))).count()
+}
+
+/// A mock engine on a free port.
+fn mock() -> MockEngine {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.set_nonblocking(true).expect("a socket option");
+    let config =
+        MockConfig { model: MODEL.into(), preset: PRESET.into(), speed: 1000.0, ..MockConfig::default() };
+    MockEngine::start(config, tokio::net::TcpListener::from_std(listener).expect("on a runtime"))
+        .expect("it starts")
+}
+
+fn worker(engine: &MockEngine) -> WorkerSpec {
+    WorkerSpec::new(format!("http://{}", engine.addr()))
+}
+
 /// Several endpoints were picked: a comparison of one with itself would say little.
 #[track_caller]
 fn assert_spread(what: &str, decisions: &[String]) {
-    let on = |slot: usize| decisions.iter().filter(|line| line.contains(&format!(": ({slot},"))).count();
-    let most = (0..ENGINES).map(on).max().unwrap_or(0);
+    let most = (0..ENGINES).map(|slot| count_on(decisions, slot)).max().unwrap_or(0);
     assert!(0 < most && most < decisions.len(), "{what}: all of {} on one endpoint", decisions.len());
 }
 
 /// Invariant: Gateway and simulator make the same decisions for the same reasons, with every policy.
 ///
-/// Also held by `a_burst_without_answers_is_placed_as_in_the_simulator`.
+/// Also held by `a_burst_without_answers_is_placed_as_in_the_simulator`,
+/// `requests_that_endpoints_fail_are_tried_elsewhere_as_in_the_simulator`.
 #[tokio::test]
 async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simulator() {
     let trace = trace(6);
     assert!(trace.requests.iter().any(|request| request.base.is_some()));
-    let mock = || {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        listener.set_nonblocking(true).expect("a socket option");
-        let config =
-            MockConfig { model: MODEL.into(), preset: PRESET.into(), speed: 1000.0, ..MockConfig::default() };
-        MockEngine::start(config, tokio::net::TcpListener::from_std(listener).expect("on a runtime"))
-            .expect("it starts")
-    };
     let engines: Vec<MockEngine> = (0..ENGINES).map(|_| mock()).collect();
     for name in policies() {
         let mut config = gateway_config(name, trace.requests.len());
-        config.workers =
-            engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
+        config.workers = engines.iter().map(worker).collect();
+        let world = world(&config, ENGINES, Vec::new(), timing());
+        report_idle(&world, &[0, 1, 2]);
         let gateway = TestGateway::start_at_speed(config, &[], 0.0).await;
         let mut client = Client::connect(gateway.address()).await;
         for n in 0..trace.requests.len() as u32 {
@@ -229,7 +242,9 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
         let live = made(&gateway);
         assert_eq!(live.len(), trace.requests.len());
         assert_spread(name, &live);
-        assert_same(name, &live, &simulated(name, &trace, timing(), true, Drive::Closed { clients: 1 }));
+        let (simulated, ok) = simulated(world, &trace, Drive::Closed { clients: 1 });
+        assert!(ok.iter().all(|&ok| ok));
+        assert_same(name, &live, &simulated);
         drop(client);
         gateway.end().await;
     }
@@ -254,6 +269,7 @@ async fn a_burst_without_answers_is_placed_as_in_the_simulator() {
             engines.push(FakeEngine::start(MODEL).await);
         }
         let config = gateway_config(name, trace.requests.len());
+        let world = world(&config, ENGINES, Vec::new(), slow.clone());
         let gateway = TestGateway::start_at_speed(config, &engines.iter().collect::<Vec<_>>(), 0.0).await;
         let mut clients = Vec::new();
         for n in 0..trace.requests.len() as u32 {
@@ -264,9 +280,76 @@ async fn a_burst_without_answers_is_placed_as_in_the_simulator() {
         }
         let live = made(&gateway);
         assert_spread(name, &live);
-        assert_same(name, &live, &simulated(name, &trace, slow.clone(), false, Drive::Open { load: 1.0 }));
+        assert_same(name, &live, &simulated(world, &trace, Drive::Open { load: 1.0 }).0);
         // Clients that leave end their requests.
         drop(clients);
         gateway.end().await;
+    }
+}
+
+/// The reply to a client's request, while `broken` answers requests with 502, and `busy` with 503.
+async fn reply(client: &mut Client, broken: &FakeEngine, busy: &FakeEngine) -> Reply {
+    let (mut reply, engines) = (pin!(client.reply()), [broken, busy]);
+    loop {
+        tokio::select! {
+            reply = &mut reply => return reply,
+            (engine, call) = next_call(&engines) => call.answer([502, 503][engine], "{}").await,
+        }
+    }
+}
+
+/// Retries, their budget, circuit breakers and busy endpoints. A retry follows at once: time stands still.
+#[tokio::test]
+async fn requests_that_endpoints_fail_are_tried_elsewhere_as_in_the_simulator() {
+    let trace = trace(6);
+    let engines = [mock(), mock(), mock()];
+    let (broken, busy) = (FakeEngine::start(MODEL).await, FakeEngine::start(MODEL).await);
+    // After the first probe, which is at zero.
+    let at = Nanos(1);
+    let (mut retried, mut failed) = (0, 0);
+    for name in policies() {
+        let mut config = gateway_config(name, 3 * trace.requests.len());
+        config.retry.initial_backoff = Duration::ZERO;
+        config.workers = engines.iter().map(worker).collect();
+        let breaker = config.breaker.clone();
+        let gateway = TestGateway::start_at_speed(config.clone(), &[&broken, &busy], 0.0).await;
+        // Workers join as their first probes are answered.
+        let slots: Vec<String> = gateway.fleet().pools()[0].router.read(|scheduler| {
+            scheduler.pool().endpoints().map(|endpoint| endpoint.name.to_string()).collect()
+        });
+        let slot =
+            |engine: &FakeEngine| slots.iter().position(|name| *name == engine.url()).expect("it joined");
+        let (broken_slot, busy_slot) = (slot(&broken), slot(&busy));
+        let faults = vec![
+            Fault::Death { at, endpoint: broken_slot, back_at: None },
+            Fault::Busy { at, endpoint: busy_slot, retry_after: None, until: None },
+        ];
+        let world = world(&config, slots.len(), faults, timing());
+        let others = (0..slots.len()).filter(|slot| ![broken_slot, busy_slot].contains(slot));
+        report_idle(&world, &others.collect::<Vec<_>>());
+        let mut client = Client::connect(gateway.address()).await;
+        let mut live_ok = Vec::new();
+        for n in 0..trace.requests.len() as u32 {
+            client.send(request(&trace, n, n % 2 == 0)).await;
+            live_ok.push(reply(&mut client, &broken, &busy).await.status == 200);
+            gateway.ledger_is_zero().await;
+        }
+        let live = made(&gateway);
+        let (simulated, ok) = simulated(world, &trace, Drive::Closed { clients: 1 });
+        assert_same(name, &live, &simulated);
+        assert_eq!(live_ok, ok, "{name}: requests that succeed");
+        retried += live.iter().filter(|line| !line.starts_with("attempt 0")).count();
+        let failures = count_on(&live, broken_slot);
+        assert!(
+            failures <= breaker.failure_threshold as usize,
+            "{name}: the breaker is open after {failures}"
+        );
+        failed += failures;
+        drop(client);
+        gateway.end().await;
+    }
+    assert!(retried > 50 && failed > 20, "{retried} retries, {failed} failures at the broken endpoint");
+    for engine in engines {
+        soon("the engine ends", engine.shutdown()).await;
     }
 }

@@ -500,9 +500,8 @@ impl Executor {
 
     /// When a due event is overdue.
     fn silent_at(&self) -> Option<Nanos> {
-        let after = self.fleet.settings().kv_events.silent_after;
-        let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
-        self.feed.event_due_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
+        let after = Nanos::from(self.fleet.settings().kv_events.silent_after);
+        self.feed.event_due_since().filter(|_| !self.silent).map(|since| since + after)
     }
 
     /// Checks whether an event has been due for too long, or has arrived.

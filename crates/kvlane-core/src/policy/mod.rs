@@ -13,6 +13,7 @@ use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cache_accuracy::{Knowledge, Prediction};
+use crate::config::{ConfigError, Kind, Setting, below, within};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
 use crate::rates::Rates;
@@ -331,6 +332,25 @@ policies! {
     "llm_d_affinity_5s" = LlmDAffinity(llm_d_affinity::FIVE_SECONDS),
     "dynamo_lmetric" = Dynamo(dynamo::LMETRIC),
     ;
+}
+
+// === impl PolicyConfig ===
+
+impl Setting for PolicyConfig {
+    const KIND: Kind = Kind::Any;
+
+    /// Checks the whole numbers among the parameters; the others have bounded types.
+    fn check(&self, place: &str) -> Result<(), ConfigError> {
+        let count = |name: &str, value: u32, most: u32| within(&below(place, name), &value, 1..=most);
+        match self {
+            Self::PrefixAware(config) => count("saturation_inflight", config.saturation_inflight, u32::MAX),
+            Self::Dynamo(config) => count("block_tokens", config.block_tokens, u32::MAX),
+            Self::ConsistentHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
+            Self::PrefixHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
+            Self::Dlpm(config) => count("quantum_tokens", config.quantum_tokens, u32::MAX),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads a policy from its short form, `lmetric`, or its long form, `{name: lmetric, ...}` with parameters. For serde's

@@ -125,8 +125,8 @@ impl Replay {
         }
         self.tally.lost += lost;
         self.tally.resumed += u64::from(!synopsis.first);
-        synopsis.config.shadow = self.shadow.clone();
-        synopsis.config.receipts_max = 0;
+        synopsis.config.shadow_policy = self.shadow.clone();
+        synopsis.config.receipts = 0;
         self.scheduler = Some(Scheduler::resumed(now, synopsis));
     }
 
@@ -141,7 +141,7 @@ impl Replay {
         let Some(scheduler) = &mut self.scheduler else { return true };
         let mut told = input.clone();
         if let Input::Configured { config } = &mut told {
-            (config.shadow, config.receipts_max) = (self.shadow.clone(), 0);
+            (config.shadow_policy, config.receipts) = (self.shadow.clone(), 0);
         }
         if explain {
             scheduler.set_explained(true);

@@ -163,8 +163,8 @@ fn recorded(policy: &str, seed: u64, handed_over_every: u64) -> (Vec<Segment>, V
     let segments = Arc::new(Mutex::new(Vec::new()));
     let router = Router::new(router::Config {
         scheduler: Config {
-            in_flight_max: 40,
-            queue_len_max: 10,
+            max_concurrent_requests: 40,
+            queue_size: 10,
             queue_timeout: Nanos::from_secs(1),
             seed,
             ..Config::new(PolicyConfig::by_name(policy).expect("a policy"))
@@ -383,7 +383,7 @@ fn a_request_takes_few_bytes() {
 fn a_second_policy_changes_nothing_and_agrees_with_itself() {
     let live = |shadow: Option<&str>| {
         let mut config = Config { seed: 9, ..Config::new(PolicyConfig::by_name("random").expect("one")) };
-        config.shadow = shadow.map(|name| PolicyConfig::by_name(name).expect("one"));
+        config.shadow_policy = shadow.map(|name| PolicyConfig::by_name(name).expect("one"));
         let mut scheduler = Scheduler::new(config);
         let mut out = Vec::new();
         for n in 0..3 {
@@ -410,7 +410,7 @@ fn a_second_policy_changes_nothing_and_agrees_with_itself() {
     assert!(mean_s > 0.0 && error_s > 0.0 && error_s < mean_s, "{mean_s} {error_s}");
 
     let mut same = Scheduler::new(Config {
-        shadow: PolicyConfig::by_name("round_robin"),
+        shadow_policy: PolicyConfig::by_name("round_robin"),
         ..Config::new(PolicyConfig::by_name("round_robin").expect("one"))
     });
     let input =

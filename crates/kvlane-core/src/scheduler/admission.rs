@@ -82,7 +82,7 @@ impl Scheduler {
         let mut fit = None;
         if again || !self.is_full() && may_go && first {
             // A retry does not displace a queued request.
-            let can_wait = if again { self.queue.has_room() } else { self.config.queue_len_max > 0 };
+            let can_wait = if again { self.queue.has_room() } else { self.config.queue_size > 0 };
             let or_else = if can_wait { IfNoneAvailable::Wait } else { IfNoneAvailable::TryLeastBad };
             fit = Some(self.fill_rows(now, request, overlap, or_else));
         }
@@ -217,7 +217,7 @@ impl Scheduler {
     /// Whether the pool's in-flight limit is reached.
     pub(super) fn is_full(&self) -> bool {
         let taken = self.flights.len() + self.dequeued.len();
-        self.config.in_flight_max > 0 && taken >= self.config.in_flight_max as usize
+        self.config.max_concurrent_requests > 0 && taken >= self.config.max_concurrent_requests as usize
     }
 
     /// Rejects expired requests, then dequeues those for which there is room. A dequeued request holds its slot; its
@@ -302,11 +302,11 @@ mod tests {
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
 
-    fn patient(in_flight_max: u32) -> Config {
+    fn patient(max_concurrent_requests: u32) -> Config {
         Config {
-            in_flight_max,
+            max_concurrent_requests,
             queue_timeout: Nanos::from_secs(60),
-            queue_len_max: 100,
+            queue_size: 100,
             ..config("prefix_aware")
         }
     }
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_dequeued_request_that_loses_its_slot_is_the_next_again() {
-        let mut world = World::new(Config { endpoint_in_flight_max: 1, ..patient(0) }, 1);
+        let mut world = World::new(Config { max_requests_per_endpoint: 1, ..patient(0) }, 1);
         world.arrive(0, 100, &[]);
         (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
         world.lazy = true;
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn requests_that_wait_for_a_half_open_probe_are_kept_when_a_retry_is_the_probe() {
         let breaker = breaker::Config { failure_threshold: 1, ..breaker::Config::default() };
-        let mut world = World::new(Config { endpoint_in_flight_max: 3, breaker, ..patient(0) }, 1);
+        let mut world = World::new(Config { max_requests_per_endpoint: 3, breaker, ..patient(0) }, 1);
         (0..5).for_each(|id| _ = world.arrive(id, 100, &[]));
         world.step(Input::Failed { request: RequestId(0) });
         world.now = Nanos::from_secs(2);
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_rejected_request_gets_the_expected_wait_of_the_queue() {
-        let mut world = World::new(Config { queue_len_max: 19, ..patient(10) }, 1);
+        let mut world = World::new(Config { queue_size: 19, ..patient(10) }, 1);
         let mut id = 0;
         // Two finish per second, for a minute, while 19 wait.
         for over in 0..120 {
@@ -470,7 +470,7 @@ mod tests {
         let out = world.arrive(id + 1, 10, &[]);
         let retry_after = refused(&out).expect("the queue is full").retry_after.as_secs_f64();
         assert!((9.0..11.5).contains(&retry_after), "{retry_after} s for twenty requests at two a second");
-        let mut fresh = World::new(Config { queue_len_max: 0, ..patient(1) }, 1);
+        let mut fresh = World::new(Config { queue_size: 0, ..patient(1) }, 1);
         fresh.arrive(0, 10, &[]);
         let refused = refused(&fresh.arrive(1, 10, &[])).expect("there is no queue");
         assert_eq!(refused.retry_after, RETRY_AFTER_UNKNOWN, "no rate is known");

@@ -191,7 +191,7 @@ impl Scheduler {
 
     /// Whether any endpoint may be unavailable.
     pub(super) fn may_be_unavailable(&self) -> bool {
-        self.availability.any || self.config.endpoint_in_flight_max > 0
+        self.availability.any || self.config.max_requests_per_endpoint > 0
     }
 
     /// Fills the rows with the endpoints that accept the request, or with the least bad one.
@@ -233,7 +233,7 @@ impl Scheduler {
                 rates: self.learning.rates(endpoint),
             }
         };
-        let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.endpoint_in_flight_max);
+        let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.max_requests_per_endpoint);
         let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
         self.rows.clear();
         let mut fit = Choice::Rows;
@@ -308,7 +308,7 @@ impl Scheduler {
         if !self.may_be_unavailable() {
             return true;
         }
-        let in_flight_max = self.config.endpoint_in_flight_max;
+        let in_flight_max = self.config.max_requests_per_endpoint;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
         let availability = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
         let mut room = 0usize;
@@ -577,8 +577,8 @@ mod tests {
 
     #[test]
     fn while_all_are_busy_requests_wait_until_one_is_not() {
-        for (attempt, queue_len_max, waits) in [(0, 2, true), (1, 2, true), (0, 0, false), (1, 0, false)] {
-            let mut world = world(2, Config { queue_len_max, ..usual() });
+        for (attempt, queue_size, waits) in [(0, 2, true), (1, 2, true), (0, 0, false), (1, 0, false)] {
+            let mut world = world(2, Config { queue_size, ..usual() });
             for slot in 0..2 {
                 arrive(&mut world, slot, 0, &[1 - slot as u16]);
                 is_busy(&mut world, slot, Some(Nanos(SECOND.0 * (slot + 1))));
@@ -601,7 +601,7 @@ mod tests {
 
     #[test]
     fn a_full_endpoint_takes_no_more_and_requests_wait_for_it() {
-        let mut world = world(2, Config { endpoint_in_flight_max: 1, queue_len_max: 1, ..usual() });
+        let mut world = world(2, Config { max_requests_per_endpoint: 1, queue_size: 1, ..usual() });
         for id in 0..2 {
             assert!(placed(&arrive(&mut world, id, 0, &[])).is_some());
         }
@@ -614,7 +614,7 @@ mod tests {
 
     #[test]
     fn a_request_that_waits_for_one_endpoint_does_not_block_others() {
-        let mut world = world(2, Config { endpoint_in_flight_max: 2, ..usual() });
+        let mut world = world(2, Config { max_requests_per_endpoint: 2, ..usual() });
         for id in 0..2 {
             assert_eq!(placed(&arrive(&mut world, id, 0, &[1])), Some(endpoint(0)));
         }
@@ -626,7 +626,7 @@ mod tests {
 
     #[test]
     fn queued_requests_are_rejected_when_the_fleet_leaves() {
-        let mut world = world(1, Config { endpoint_in_flight_max: 1, ..usual() });
+        let mut world = world(1, Config { max_requests_per_endpoint: 1, ..usual() });
         arrive(&mut world, 0, 0, &[]);
         assert_eq!(arrive(&mut world, 1, 0, &[]), []);
         let out = world.step(Input::Health { endpoint: endpoint(0), healthy: false });

@@ -4,27 +4,29 @@ use serde::{Deserialize, Serialize};
 
 use super::shadow::Shadow;
 use super::{Output, Scheduler};
-use crate::bounded::Share;
 use crate::breaker;
-use crate::budget::{self, PerSecond};
+use crate::budget;
 use crate::policy::PolicyConfig;
 use crate::session_admission::SessionAdmission;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
 
-/// Configuration of a pool's scheduler.
+/// Configuration of a pool's scheduler. A field has the name of its key in the section `routing`; recordings made
+/// before have the aliases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The placement policy.
     pub policy: PolicyConfig,
     /// Requests in flight in the whole pool beyond which further requests wait; 0 is no limit.
-    pub in_flight_max: u32,
+    #[serde(alias = "in_flight_max")]
+    pub max_concurrent_requests: u32,
     /// Requests in flight at one endpoint beyond which it accepts none; 0 is no limit. While all endpoints are full,
     /// requests wait.
-    #[serde(default)]
-    pub endpoint_in_flight_max: u32,
+    #[serde(default, alias = "endpoint_in_flight_max")]
+    pub max_requests_per_endpoint: u32,
     /// Requests that may wait; beyond that they are rejected.
-    pub queue_len_max: u32,
+    #[serde(alias = "queue_len_max")]
+    pub queue_size: u32,
     /// How long a request may wait in the queue.
     pub queue_timeout: Nanos,
     /// Timing model of the endpoints, if known: learned rates start from it. Otherwise they start from typical
@@ -38,16 +40,17 @@ pub struct Config {
     #[serde(default)]
     pub breaker: breaker::Config,
     /// How many requests may be retried.
-    #[serde(default = "Config::usual_retries")]
+    #[serde(default)]
     pub retries: budget::Config,
     /// How many requests may be sent to a second endpoint because the first is late.
-    #[serde(default = "Config::usual_hedges")]
+    #[serde(default = "budget::Config::hedges")]
     pub hedges: budget::Config,
     /// Shadow policy: evaluated for every decision, without effect.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<PolicyConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "shadow")]
+    pub shadow_policy: Option<PolicyConfig>,
     /// Decisions kept for inspection.
-    pub receipts_max: u32,
+    #[serde(alias = "receipts_max")]
+    pub receipts: u32,
     /// Seed of all randomness, used at construction; a later change has no effect.
     pub seed: u64,
 }
@@ -59,29 +62,19 @@ impl Config {
     pub fn new(policy: PolicyConfig) -> Self {
         Self {
             policy,
-            in_flight_max: 0,
-            endpoint_in_flight_max: 0,
-            queue_len_max: 0,
+            max_concurrent_requests: 0,
+            max_requests_per_endpoint: 0,
+            queue_size: 0,
             queue_timeout: Nanos::ZERO,
             timing: None,
             session_admission: false,
             breaker: breaker::Config::default(),
-            retries: Self::usual_retries(),
-            hedges: Self::usual_hedges(),
-            shadow: None,
-            receipts_max: 0,
+            retries: budget::Config::default(),
+            hedges: budget::Config::HEDGES,
+            shadow_policy: None,
+            receipts: 0,
             seed: 0,
         }
-    }
-
-    /// A fifth of the requests, as in Finagle and Envoy, plus ten a second.
-    fn usual_retries() -> budget::Config {
-        budget::Config { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
-    }
-
-    /// One request in twenty.
-    fn usual_hedges() -> budget::Config {
-        budget::Config { share: Share::of(0.05), per_second: PerSecond::of(0.0) }
     }
 }
 
@@ -95,15 +88,15 @@ impl Scheduler {
         if config.policy != self.config.policy {
             self.policy = config.policy.build();
         }
-        if config.shadow != self.config.shadow || config.policy != self.config.policy {
+        if config.shadow_policy != self.config.shadow_policy || config.policy != self.config.policy {
             self.shadow = Shadow::of(&config);
         }
         if config.timing != self.config.timing {
             self.learning.set_base(config.timing.as_deref());
             self.pool.endpoints_mut().for_each(|endpoint| endpoint.pace = Default::default());
         }
-        self.queue.set_len_max(config.queue_len_max as usize);
-        self.receipts.set_kept_max(config.receipts_max as usize);
+        self.queue.set_len_max(config.queue_size as usize);
+        self.receipts.set_kept_max(config.receipts as usize);
         match (config.session_admission, self.admission.is_some()) {
             (true, false) => {
                 // Requests already in flight were not admitted; only queued ones are counted.
@@ -146,11 +139,15 @@ mod tests {
 
     #[test]
     fn limits_and_policy_are_taken_over_and_what_is_known_stays() {
-        let config = Config { in_flight_max: 1, queue_timeout: Nanos::from_secs(9), ..config("round_robin") };
+        let config = Config {
+            max_concurrent_requests: 1,
+            queue_timeout: Nanos::from_secs(9),
+            ..config("round_robin")
+        };
         let mut world = World::new(config.clone(), 2);
         assert_eq!(placed(&world.arrive(0, 10, &[])), Some(endpoint(0)));
         assert_eq!((world.arrive(1, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]));
-        let roomy = Config { in_flight_max: 2, queue_len_max: 0, ..config.clone() };
+        let roomy = Config { max_concurrent_requests: 2, queue_size: 0, ..config.clone() };
         assert_eq!(
             placed(&configure(&mut world, &roomy)),
             Some(endpoint(1)),
@@ -166,6 +163,22 @@ mod tests {
         }
         let holder: EndpointId = endpoint(0);
         assert_eq!(placed(&world.arrive(4, 100, &[(holder, 96)])), Some(holder));
+    }
+
+    #[test]
+    fn a_recording_with_the_earlier_names_of_keys_is_read() {
+        let config = Config { max_requests_per_endpoint: 2, receipts: 3, ..config("round_robin") };
+        let mut text = serde_json::to_string(&config).expect("JSON");
+        for (name, earlier) in [
+            ("max_concurrent_requests", "in_flight_max"),
+            ("max_requests_per_endpoint", "endpoint_in_flight_max"),
+            ("queue_size", "queue_len_max"),
+            ("receipts", "receipts_max"),
+        ] {
+            assert!(text.contains(name), "{text}");
+            text = text.replace(&format!("\"{name}\""), &format!("\"{earlier}\""));
+        }
+        assert_eq!(serde_json::from_str::<Config>(&text).expect("JSON"), config);
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Scheduler {
         Self {
             pool: Pool::default(),
             flights: InFlightTable::default(),
-            queue: Queue::new(config.queue_len_max as usize),
+            queue: Queue::new(config.queue_size as usize),
             admission: config.session_admission.then(SessionAdmission::default),
             learning: Learning::new(config.timing.as_deref()),
             estimated_prefills: EstimatedPrefills::default(),
@@ -109,7 +109,7 @@ impl Scheduler {
             forced: None,
             picked: None,
             rng: Rng::new(config.seed),
-            receipts: Receipts::new(config.receipts_max as usize),
+            receipts: Receipts::new(config.receipts as usize),
             rows: Vec::new(),
             costs: Vec::new(),
             overlap_by_slot: Vec::new(),
@@ -272,8 +272,8 @@ impl Scheduler {
 
     /// Whether an arriving request may have to wait.
     pub fn may_wait(&self) -> bool {
-        self.config.queue_len_max > 0
-            && (self.config.in_flight_max > 0
+        self.config.queue_size > 0
+            && (self.config.max_concurrent_requests > 0
                 || self.admission.is_some()
                 || self.may_be_unavailable()
                 || self.queued() > 0)
@@ -515,9 +515,9 @@ mod tests {
 
     pub(super) fn config(policy: &str) -> Config {
         Config {
-            queue_len_max: 2,
+            queue_size: 2,
             queue_timeout: Nanos(10),
-            receipts_max: 4,
+            receipts: 4,
             seed: 1,
             ..Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         }
@@ -688,7 +688,7 @@ mod tests {
     #[test]
     fn a_response_that_is_not_streamed_is_charged_the_same_tokens() {
         let served = |stream: bool| {
-            let mut world = World::new(Config { in_flight_max: 1, ..config("least_load") }, 1);
+            let mut world = World::new(Config { max_concurrent_requests: 1, ..config("least_load") }, 1);
             let arrive = |world: &mut World, id: u64, tenant: u64, prompt_tokens: u32| {
                 let tenant = Some(TenantKey(tenant));
                 let request =
@@ -748,7 +748,7 @@ mod tests {
     /// Invariant: A retry avoids the endpoints that failed it and is not queued.
     #[test]
     fn a_retry_goes_elsewhere_and_past_the_queue() {
-        let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 2);
+        let mut world = World::new(Config { max_concurrent_requests: 1, ..config("round_robin") }, 2);
         let first = placed(&world.arrive(1, 10, &[])).expect("placed");
         assert_eq!(placed(&world.arrive(2, 10, &[])), None, "waits");
         let out = world.step(Input::Finished { request: RequestId(1) });
@@ -775,7 +775,7 @@ mod tests {
     /// Also held by `the_ledger_returns_to_zero_and_no_request_is_lost_or_answered_twice`.
     #[test]
     fn beyond_the_limits_requests_wait_then_are_shed_then_expire() {
-        let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
+        let mut world = World::new(Config { max_concurrent_requests: 1, ..config("random") }, 1);
         world.arrive(1, 10, &[]);
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
         let shed = [Output::Reject { request: RequestId(4), refused: in_a_second(Rejection::QueueFull) }];
@@ -795,7 +795,7 @@ mod tests {
 
     #[test]
     fn a_request_that_arrives_twice_has_one_place() {
-        let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 1);
+        let mut world = World::new(Config { max_concurrent_requests: 1, ..config("round_robin") }, 1);
         assert!(placed(&world.arrive(1, 10, &[])).is_some());
         assert_eq!(world.arrive(1, 10, &[]), [], "already in flight");
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]), "waiting");
@@ -940,7 +940,7 @@ mod tests {
         LookUp(bool),
         Configure {
             policy: usize,
-            endpoint_in_flight_max: u32,
+            max_requests_per_endpoint: u32,
             session_admission: bool,
         },
         Answered(usize, u32),
@@ -972,8 +972,8 @@ mod tests {
                 }),
             2 => any::<bool>().prop_map(Act::LookUp),
             1 => (0usize..PolicyConfig::NAMES.len(), 0u32..4, any::<bool>()).prop_map(
-                |(policy, endpoint_in_flight_max, session_admission)| Act::Configure {
-                    policy, endpoint_in_flight_max, session_admission
+                |(policy, max_requests_per_endpoint, session_admission)| Act::Configure {
+                    policy, max_requests_per_endpoint, session_admission
                 }),
             2 => (any_request(), 0u32..5000).prop_map(|(r, cached)| Act::Answered(r, cached)),
             1 => (0u16..3, 0u64..8000).prop_map(|(e, tokens)| Act::Holds(e, tokens)),
@@ -1000,16 +1000,16 @@ mod tests {
         fn the_ledger_returns_to_zero_and_no_request_is_lost_or_answered_twice(
             acts in prop::collection::vec(act(), 1..200),
             policy in 0..PolicyConfig::NAMES.len(),
-            in_flight_max in 0u32..6,
-            endpoint_in_flight_max in 0u32..4,
+            max_concurrent_requests in 0u32..6,
+            max_requests_per_endpoint in 0u32..4,
             failure_threshold in 0u32..3,
             session_admission: bool,
             limited in 0u64..9000,
             second in 1u64..1_000_000_000,
         ) {
             let config = Config {
-                in_flight_max,
-                endpoint_in_flight_max,
+                max_concurrent_requests,
+                max_requests_per_endpoint,
                 session_admission,
                 breaker: breaker::Config {
                     failure_threshold,
@@ -1048,10 +1048,10 @@ mod tests {
                         world.look_up(&mut out);
                         out
                     }
-                    Act::Configure { policy, endpoint_in_flight_max, session_admission } => {
+                    Act::Configure { policy, max_requests_per_endpoint, session_admission } => {
                         let policy = PolicyConfig::by_name(PolicyConfig::NAMES[policy]).expect("a policy");
                         let before = world.scheduler.config().clone();
-                        let config = Config { policy, endpoint_in_flight_max, session_admission, ..before };
+                        let config = Config { policy, max_requests_per_endpoint, session_admission, ..before };
                         world.step(Input::Configured { config: Box::new(config) })
                     }
                     Act::Answered(r, cached_tokens) => {
@@ -1130,14 +1130,14 @@ mod tests {
                         prop_assert!(!answered.contains(&request) && !given_up.contains(&request), "{request:?}");
                         answered.push(request);
                     }
-                    let endpoint_in_flight_max = world.scheduler.config().endpoint_in_flight_max;
+                    let max_requests_per_endpoint = world.scheduler.config().max_requests_per_endpoint;
                     if let Output::Dispatch { request, placement } = output
-                        && endpoint_in_flight_max > 0
+                        && max_requests_per_endpoint > 0
                         && firsts.contains(&request)
                     {
                         let requests = world.scheduler.pool.get(placement.endpoint).map(|e| e.load.in_flight.requests);
                         // Retries placed in the same step may have exceeded the limit.
-                        let most = endpoint_in_flight_max + beyond(placement.endpoint);
+                        let most = max_requests_per_endpoint + beyond(placement.endpoint);
                         prop_assert!(requests <= Some(most), "{requests:?} in flight");
                     }
                 }

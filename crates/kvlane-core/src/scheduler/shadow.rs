@@ -51,7 +51,7 @@ pub struct Shadowed {
 impl Shadow {
     /// The configured shadow policy, if any.
     pub(super) fn of(config: &Config) -> Option<Box<Self>> {
-        let policy = config.shadow.clone()?;
+        let policy = config.shadow_policy.clone()?;
         Some(Box::new(Self {
             policy: policy.build(),
             config: policy,

@@ -4,48 +4,37 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, Kind, Setting, TIME, wrong};
+use kvlane_core::section;
 use kvlane_tokens::ContentFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::routing::PoolOverride;
 
-/// How the tokens of prompts are counted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Tokens {
-    /// How tokens are counted where no tokenizer path is given.
-    pub source: TokenSource,
-    /// The tokenizer of every pool without its own in `routing.pools`: a model's directory, or a tokenizer file in
-    /// it.
-    pub path: Option<PathBuf>,
-    /// A chat template file to use instead of the model's own.
-    pub chat_template: Option<PathBuf>,
-    /// The format of message contents for the template, like vLLM's `--chat-template-content-format`.
-    pub content_format: Content,
-    /// Tokenizer threads; 0 is one per core.
-    pub threads: usize,
-    /// Prompts that may wait for a thread; beyond it they are estimated.
-    pub queue_size: usize,
-    /// Most memory of cached encodings of one tokenizer, in bytes.
-    pub cache_memory: usize,
-    /// Timeout of an engine's `/tokenize`; after it the prompt is estimated.
-    #[serde(with = "humantime_serde")]
-    pub engine_timeout: Duration,
-}
-
-impl Default for Tokens {
-    fn default() -> Self {
-        Self {
-            source: TokenSource::Auto,
-            path: None,
-            chat_template: None,
-            content_format: Content::Auto,
-            threads: 0,
-            queue_size: 1024,
-            cache_memory: 256 << 20,
-            engine_timeout: Duration::from_secs(1),
-        }
+section! {
+    /// How the tokens of prompts are counted.
+    pub struct Tokens {
+        /// Source of token counts if no path is set. auto: a tokenizer in the model directory that the engine
+        /// reports, if it can be read, else estimate; engine: the engine's `/tokenize`, for every prompt; estimate:
+        /// four bytes are a token.
+        pub source: TokenSource = TokenSource::Auto;
+        /// The model's tokenizer: its directory, or its `tokenizer.json`, `*.tiktoken` or `tiktoken.model`. Tokens
+        /// are then counted as the engines count them. A pool's own is in `routing.pools`.
+        pub path: Option<PathBuf> = None;
+        /// A file with a chat template that replaces the model's own.
+        pub chat_template: Option<PathBuf> = None;
+        /// Format of message contents for the template: auto, string or openai, as vLLM's
+        /// `--chat-template-content-format`.
+        pub content_format: Content = Content::Auto;
+        /// Tokenizer threads; 0 is one per core.
+        pub threads: usize = 0, in 0..=1024;
+        /// Maximum queued prompts; further ones are estimated.
+        pub queue_size: usize = 1024, in 1..=1_000_000;
+        /// Maximum bytes of cached encodings of one tokenizer.
+        pub cache_memory: usize = 256 << 20, in 0..=1 << 40;
+        /// Timeout of an engine's `/tokenize`; after it the prompt is estimated.
+        #[serde(with = "humantime_serde")]
+        pub engine_timeout: Duration = Duration::from_secs(1), in TIME;
     }
 }
 
@@ -92,17 +81,22 @@ pub enum Plan {
     Estimate,
 }
 
+impl Setting for TokenSource {
+    const KIND: Kind = Kind::Text;
+}
+
+impl Setting for Content {
+    const KIND: Kind = Kind::Text;
+}
+
 // === impl Tokens ===
 
 impl Tokens {
-    /// Checks what types cannot.
+    /// Checks what bounds cannot.
     ///
     /// # Errors
-    /// The first field that is out of range.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        within("tokens.threads", self.threads, 0, 1024)?;
-        within("tokens.queue_size", self.queue_size, 1, 1_000_000)?;
-        within("tokens.cache_memory", self.cache_memory, 0, 1 << 40)?;
         match (&self.path, self.source) {
             (Some(path), source @ (TokenSource::Engine | TokenSource::Estimate)) => wrong(
                 "tokens.path",

@@ -5,28 +5,29 @@ use std::fmt;
 use kvlane_wire::engine::resolve;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 
 use kvlane_core::config::{ConfigError, wrong};
+use kvlane_core::section;
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::Secret;
 
-/// A worker: one engine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WorkerSpec {
-    /// `http://host:port`, with a path prefix if needed.
-    pub url: String,
-    /// The model it serves; read from its `/v1/models` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
-    pub model: Option<String>,
-    /// Its KV event feeds: one, or one for each of its data-parallel ranks from 0 on. The engine is queried when
-    /// absent.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
-    pub kv_events: Vec<FeedSpec>,
-    /// Its API key; that of `upstream.api_key` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api_key: Option<Secret>,
+section! {
+    /// A worker: one engine.
+    pub struct WorkerSpec {
+        /// `http://host:port`, or `https`, with a path prefix if needed.
+        pub url: String;
+        /// The model it serves; read from its `/v1/models` if not set.
+        #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
+        pub model: Option<String>;
+        /// Its KV event feed, or a list with one per data-parallel rank; read from the worker if not set. As in
+        /// `{endpoint: 'tcp://10.0.0.7:5557', replay: 'tcp://10.0.0.7:5558', topic: ''}`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+        pub kv_events: Vec<FeedSpec>;
+        /// Its API key, or where it is: `{file: /run/secrets/gpu-7}`, `{env: NAME}`; `upstream.api_key` if not set.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub api_key: Option<Secret>;
+    }
 }
 
 // === impl WorkerSpec ===
@@ -44,18 +45,19 @@ impl WorkerSpec {
     }
 }
 
-/// The addresses of one rank's KV event feed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FeedSpec {
-    /// `tcp://host:port` of its PUB socket. A host of `*` is that of the worker.
-    pub endpoint: String,
-    /// `tcp://host:port` of its replay socket, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replay: Option<String>,
-    /// The prefix of its messages' topics; empty for all.
-    #[serde(default)]
-    pub topic: String,
+section! {
+    /// The addresses of one rank's KV event feed.
+    #[derive(Eq)]
+    pub struct FeedSpec {
+        /// `tcp://host:port` of its PUB socket. A host of `*` is that of the worker.
+        pub endpoint: String;
+        /// `tcp://host:port` of its replay socket, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub replay: Option<String>;
+        /// The prefix of its messages' topics; empty for all.
+        #[serde(default)]
+        pub topic: String;
+    }
 }
 
 /// A list, or its only entry.

@@ -1,15 +1,17 @@
 //! The configuration section `log`.
 
+use kvlane_core::config::{Kind, Setting};
+use kvlane_core::section;
 use serde::{Deserialize, Serialize};
 
-/// What is logged, and in which format. Flags take precedence.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Log {
-    /// As `--log-level`: a level, or a filter. None: info.
-    pub level: Option<String>,
-    /// The format of a line.
-    pub format: LogFormat,
+section! {
+    /// What is logged, and in which format. Flags take precedence.
+    pub struct Log {
+        /// A level or a filter, as in `--log-level`; null: info.
+        pub level: Option<String> = None;
+        /// Format of a line: text or json.
+        pub format: LogFormat = LogFormat::Text;
+    }
 }
 
 /// Log formats.
@@ -21,4 +23,8 @@ pub enum LogFormat {
     Text,
     /// JSON, one object per line.
     Json,
+}
+
+impl Setting for LogFormat {
+    const KIND: Kind = Kind::Text;
 }

@@ -1,21 +1,19 @@
-//! The gateway's configuration: plain values with their defaults, each defined once.
-//!
-//! The same structs are the YAML file's sections; `kvlane config` prints them.
+//! The gateway's configuration. Each key is one field of its owner's section, with its description, default and bounds.
 
 mod log;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 pub use kvlane_control::health::Health;
 pub use kvlane_core::block::BYTES_PER_TOKEN;
+pub use kvlane_core::budget::Config as Budget;
 pub use kvlane_core::config::ConfigError;
-use kvlane_core::config::{LEAST_TIME, MOST_TIME, within, wrong};
+use kvlane_core::config::{Setting, wrong};
+use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
 pub use kvlane_fleet::feed::config::KvEvents;
 pub use kvlane_fleet::recording_writer::config::Recorder;
-use kvlane_fleet::routing::validate_policy;
-pub use kvlane_fleet::routing::{Breaker, Budget, PoolOverride, Routing};
+pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
 use kvlane_fleet::timings::Timings;
 pub use kvlane_fleet::tokenize::{Content, TokenSource, Tokens};
 pub use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
@@ -30,106 +28,82 @@ pub use kvlane_proxy::limits::config::LimitSpec;
 use kvlane_proxy::paths::OwnPath;
 use kvlane_proxy::salt::SaltKey;
 pub use kvlane_proxy::traces::config::Tracing;
-use serde::{Deserialize, Serialize};
 
 pub use self::log::{Log, LogFormat};
 
-/// The configuration of `kvlane serve`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// The address for clients.
-    pub server: Server,
-    /// The address for Prometheus and operators.
-    pub metrics: Metrics,
-    /// The workers known at start; others can join at run time.
-    pub workers: Vec<WorkerSpec>,
-    /// How requests are placed.
-    pub routing: Routing,
-    /// How failing workers are detected.
-    pub health: Health,
-    /// Timeouts of a request's steps that are not in `server`.
-    pub timeouts: Timeouts,
-    /// How failed attempts are repeated.
-    pub retry: Retry,
-    /// Whether a stream whose engine dies continues on another endpoint.
-    pub continuation: Continuation,
-    /// Whether a request is sent to a second endpoint when the first is late.
-    pub hedge: Hedge,
-    /// When an endpoint that fails requests gets no more of them.
-    pub breaker: Breaker,
-    /// Connections to workers.
-    pub upstream: ConnectionsConfig,
-    /// KV events of engines.
-    pub kv_events: KvEvents,
-    /// How the tokens of prompts are counted.
-    pub tokens: Tokens,
-    /// Request attributes that clients may set: session, tenant, priority.
-    pub hints: Hints,
-    /// Authentication and authorization of clients and operators.
-    pub auth: Security,
-    /// What each client may use.
-    pub limits: Vec<LimitSpec>,
-    /// TLS for clients, operators and workers.
-    pub tls: TlsConfig,
-    /// Export of traces.
-    pub tracing: Tracing,
-    /// What is logged, and in which format.
-    pub log: Log,
-    /// Recording of the schedulers' inputs.
-    pub recorder: Recorder,
+section! {
+    /// The configuration of `kvlane serve`.
+    pub struct Config {
+        /// The clients' port, and limits of requests.
+        pub server: Server = Server::default();
+        /// The port of `/metrics` and the admin API. Keep it private.
+        pub metrics: Metrics = Metrics::default();
+        /// The workers known from the start; others can join at run time.
+        pub workers: Vec<WorkerSpec> = Vec::new();
+        /// Placement of requests.
+        pub routing: Routing = Routing::default();
+        /// Health checks of workers.
+        pub health: Health = Health::default();
+        /// Timeouts of a request's steps, in addition to those in the section `server`.
+        pub timeouts: Timeouts = Timeouts::default();
+        /// Retries of failed attempts, only before the first byte of an answer has gone to the client.
+        pub retry: Retry = Retry::default();
+        /// Continuation of a streamed completion or chat on another endpoint if its engine dies.
+        pub continuation: Continuation = Continuation::default();
+        /// Hedging: a streamed request is also sent to a second endpoint if its first byte is late.
+        pub hedge: Hedge = Hedge::default();
+        /// Circuit breakers of endpoints.
+        pub breaker: Breaker = Breaker::default();
+        /// Connections to workers.
+        pub upstream: ConnectionsConfig = ConnectionsConfig::default();
+        /// KV events of engines (docs/kv-events.md).
+        pub kv_events: KvEvents = KvEvents::default();
+        /// Tokenization of prompts.
+        pub tokens: Tokens = Tokens::default();
+        /// Hints of clients about their requests, in headers. Of each list the first header with a valid value is
+        /// used; an empty list ignores these hints.
+        pub hints: Hints = Hints::default();
+        /// Authentication of clients and operators (docs/operations.md, "Security"). If any key is configured,
+        /// clients need one; if a key of a viewer or admin is configured, operators need one. `metrics.host` listens
+        /// beyond loopback only then.
+        pub auth: Security = Security::default();
+        /// Limits of each client, as in `{key: '*', model: '*', requests_per_minute: 600, concurrent_requests: 50}`.
+        /// Entries for different models all apply.
+        pub limits: Vec<LimitSpec> = Vec::new(), in 0..=10_000;
+        /// Certificates, all files PEM. A reload reads them again, and a change of a file triggers a reload.
+        pub tls: TlsConfig = TlsConfig::default();
+        /// Traces of requests (OpenTelemetry). They contain no prompts, answers, keys or sessions.
+        pub tracing: Tracing = Tracing::default();
+        /// Logs on stderr. Flags override these keys.
+        pub log: Log = Log::default();
+        /// Recordings of scheduler inputs for `kvlane explain` and `kvlane simulate --trace`: docs/explain.md. No
+        /// prompts.
+        pub recorder: Recorder = Recorder::default();
+    }
 }
-
-/// Smallest value of `server.body_memory`.
-const BODY_MEMORY_MIN: usize = 1 << 20;
-/// Most paths with deadlines of their own.
-const ROUTES_MAX: usize = 1000;
 
 // === impl Config ===
 
 impl Config {
-    /// Checks what types cannot: ranges and addresses.
+    /// Checks the bounds of all keys, and what bounds cannot.
     ///
     /// # Errors
-    /// The first field that is out of range.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check("")?;
         self.validate_workers()?;
-        self.validate_times()?;
+        self.validate_paths()?;
         Timings::read(&self.routing)?;
-        let Self { routing, health, server, kv_events, .. } = self;
-        within("kv_events.queue_messages", kv_events.queue_messages, 1, 10_000_000)?;
-        within("kv_events.queue_bytes", kv_events.queue_bytes, 1 << 10, 1 << 40)?;
-        within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
-        within("routing.receipts", routing.receipts, 0, 100_000)?;
-        within("routing.queue_size", routing.queue_size, 0, 1_000_000)?;
-        within("health.failure_threshold", health.failure_threshold, 1, u32::MAX)?;
-        within("health.success_threshold", health.success_threshold, 1, u32::MAX)?;
-        within("server.relay_threads", server.relay_threads, 0, 1024)?;
-        within("server.body_memory", server.body_memory, BODY_MEMORY_MIN, 1 << 40)?;
-        if !health.path.starts_with('/') {
-            return wrong("health.path", format!("'{}' must begin with '/'", health.path));
+        if self.routing.pools.contains_key("") {
+            return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
         }
-        validate_policy("routing.policy", &routing.policy)?;
-        if let Some(policy) = &routing.shadow_policy {
-            validate_policy("routing.shadow_policy", policy)?;
-        }
-        for (model, pool) in &routing.pools {
-            if model.is_empty() {
-                return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
-            }
-            if let Some(policy) = &pool.policy {
-                validate_policy(&format!("routing.pools.{model}.policy"), policy)?;
-            }
-        }
-        self.validate_faults()?;
-        server.validate_paths(|path| OwnPath::of(path).is_some())?;
+        self.server.validate_paths(|path| OwnPath::of(path).is_some())?;
         self.tokens.validate()?;
         self.hints.validate()?;
         self.recorder.validate()?;
         self.validate_security()?;
         kvlane_proxy::limits::config::validate(&self.limits)?;
-        self.tracing.validate()?;
-        Ok(())
+        self.tracing.validate()
     }
 
     /// Files named by the configuration that are read when it takes effect.
@@ -159,73 +133,17 @@ impl Config {
         Ok(())
     }
 
-    fn validate_routes(&self) -> Result<(), ConfigError> {
-        within("timeouts.routes", self.timeouts.routes.len(), 0, ROUTES_MAX)?;
-        for (path, route) in &self.timeouts.routes {
-            let field =
-                |key: &str| format!("timeouts.routes.{path}{}{key}", if key.is_empty() { "" } else { "." });
-            if !path.starts_with('/') {
-                return wrong(&field(""), "a path must begin with '/', as in /v1/embeddings".into());
-            }
-            for (key, value) in [
-                ("body_timeout", route.body_timeout),
-                ("first_byte_timeout", route.first_byte_timeout),
-                ("stream_idle_timeout", route.stream_idle_timeout),
-                ("request_timeout", route.request_timeout),
-            ] {
-                if value.is_some_and(|value| value < LEAST_TIME || value > MOST_TIME) {
-                    return wrong(
-                        &field(key),
-                        format!("it is out of range: must be {LEAST_TIME:?} to a year"),
-                    );
-                }
-            }
+    fn validate_paths(&self) -> Result<(), ConfigError> {
+        if !self.health.path.starts_with('/') {
+            return wrong("health.path", format!("'{}' must begin with '/'", self.health.path));
         }
-        Ok(())
-    }
-
-    fn validate_faults(&self) -> Result<(), ConfigError> {
-        self.validate_routes()?;
-        let Self { retry, continuation, .. } = self;
-        within("continuation.max_per_request", continuation.max_per_request, 1, 100)?;
-        within("continuation.buffer_bytes_max", continuation.buffer_bytes_max, 1 << 10, 1 << 30)?;
-        within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
-        Ok(())
-    }
-
-    fn validate_times(&self) -> Result<(), ConfigError> {
-        let Self { server, routing, health, retry, breaker, upstream, kv_events, tokens, .. } = self;
-        for (field, value, least) in [
-            ("server.header_timeout", server.header_timeout, LEAST_TIME),
-            ("server.body_timeout", server.body_timeout, LEAST_TIME),
-            ("server.request_timeout", server.request_timeout, LEAST_TIME),
-            ("server.stream_idle_timeout", server.stream_idle_timeout, LEAST_TIME),
-            ("server.shutdown_grace", server.shutdown_grace, Duration::ZERO),
-            ("server.reload_interval", server.reload_interval, Duration::ZERO),
-            ("routing.queue_timeout", routing.queue_timeout, LEAST_TIME),
-            ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
-            ("routing.index_snapshot_interval", routing.index_snapshot_interval, LEAST_TIME),
-            ("health.interval", health.interval, LEAST_TIME),
-            ("health.timeout", health.timeout, LEAST_TIME),
-            ("retry.initial_backoff", retry.initial_backoff, Duration::ZERO),
-            ("retry.max_backoff", retry.max_backoff, Duration::ZERO),
-            ("breaker.cooldown", breaker.cooldown, LEAST_TIME),
-            ("breaker.cooldown_max", breaker.cooldown_max, LEAST_TIME),
-            ("breaker.slow_start", breaker.slow_start, Duration::ZERO),
-            ("upstream.connect_timeout", upstream.connect_timeout, LEAST_TIME),
-            ("upstream.idle_timeout", upstream.idle_timeout, Duration::ZERO),
-            ("kv_events.silent_after", kv_events.silent_after, LEAST_TIME),
-            ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
-            ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
-            ("tokens.engine_timeout", tokens.engine_timeout, LEAST_TIME),
-            ("hedge.delay", self.hedge.delay.unwrap_or(LEAST_TIME), Duration::ZERO),
-            ("timeouts.first_byte_timeout", self.timeouts.first_byte_timeout, LEAST_TIME),
-        ] {
-            if value < least || value > MOST_TIME {
-                return wrong(field, format!("{value:?} is out of range: must be {least:?} to a year"));
-            }
+        match self.timeouts.routes.keys().find(|path| !path.starts_with('/')) {
+            Some(path) => wrong(
+                &format!("timeouts.routes.{path}"),
+                "a path must begin with '/', as in /v1/embeddings".into(),
+            ),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The workers' API keys, with the fields they are in.

@@ -2,42 +2,27 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use kvlane_core::section;
 
-/// TLS towards clients, operators and workers. All files are PEM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TlsConfig {
-    /// The server certificate with its chain; none: plain HTTP.
-    pub certificate: Option<PathBuf>,
-    /// Its private key.
-    pub private_key: Option<PathBuf>,
-    /// CA of client certificates; if set, clients must present one.
-    pub client_ca: Option<PathBuf>,
-    /// Whether the metrics port uses the certificate too.
-    pub metrics: bool,
-    /// CA of operators' client certificates on the metrics port; if set, operators must present one.
-    pub metrics_client_ca: Option<PathBuf>,
-    /// CA of workers with an `https` address; none: the system's list.
-    pub upstream_ca: Option<PathBuf>,
-    /// The client certificate presented to workers that ask for one.
-    pub upstream_certificate: Option<PathBuf>,
-    /// Its private key.
-    pub upstream_private_key: Option<PathBuf>,
-}
-
-impl Default for TlsConfig {
-    fn default() -> Self {
-        Self {
-            certificate: None,
-            private_key: None,
-            client_ca: None,
-            metrics: true,
-            metrics_client_ca: None,
-            upstream_ca: None,
-            upstream_certificate: None,
-            upstream_private_key: None,
-        }
+section! {
+    /// TLS towards clients, operators and workers. All files are PEM.
+    pub struct TlsConfig {
+        /// Certificate of the gateway with its chain, for clients and operators (PEM); null: HTTP without TLS.
+        pub certificate: Option<PathBuf> = None;
+        /// Private key of the gateway's certificate (PEM).
+        pub private_key: Option<PathBuf> = None;
+        /// CA of client certificates, which are then required (mTLS).
+        pub client_ca: Option<PathBuf> = None;
+        /// Whether the metrics port uses the certificate too.
+        pub metrics: bool = true;
+        /// CA of operators' client certificates on the metrics port, which are then required.
+        pub metrics_client_ca: Option<PathBuf> = None;
+        /// CA of workers with an `https` address; null: the system's CAs.
+        pub upstream_ca: Option<PathBuf> = None;
+        /// Client certificate for workers that ask for one.
+        pub upstream_certificate: Option<PathBuf> = None;
+        /// Private key of that certificate.
+        pub upstream_private_key: Option<PathBuf> = None;
     }
 }
 

@@ -283,7 +283,7 @@ impl Setting {
         let first = self.engines.first();
         let router = router::Config {
             scheduler: scheduler::Config {
-                queue_len_max: arm.queue_len_max,
+                queue_size: arm.queue_len_max,
                 queue_timeout: secs(arm.queue_timeout_s),
                 session_admission: arm.session_admission,
                 seed: seed.into(),

@@ -2,50 +2,54 @@
 
 use std::path::PathBuf;
 
+use kvlane_core::section;
 use kvlane_http::network::Network;
 use kvlane_http::secret::{KeyHash, Secret};
-use serde::{Deserialize, Serialize};
 
 use crate::auth::identity::Role;
 use crate::auth::jwt::JwtSpec;
 
-/// Authentication and authorization of clients and operators: keys, roles, tokens and tenants.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Security {
-    /// The API keys, by their hashes.
-    pub keys: Vec<KeySpec>,
-    /// A file with further keys, one per line: `name role sha256 [trusted]`.
-    pub keys_file: Option<PathBuf>,
-    /// The issuer of signed tokens that are accepted as keys.
-    pub jwt: Option<JwtSpec>,
-    /// Whether clients need no key although keys are configured.
-    pub open_clients: bool,
-    /// Whether the admin port may listen on other addresses than loopback without a key.
-    pub open_admin: bool,
-    /// Whether a client's key is forwarded to workers that have no key of their own.
-    pub forward_credentials: bool,
-    /// Whether tenants are isolated: no prefix of one tenant is found for another, in the gateway or in engines.
-    pub isolate_tenants: bool,
-    /// The secret from which tenants' cache salts are derived, the same at all gateways of a fleet; none: a random
-    /// one is made at start.
-    pub tenant_salt_key: Option<Secret>,
-    /// Networks allowed for workers that are added at run time; empty: all addresses that a worker can have.
-    pub allowed_networks: Vec<Network>,
+section! {
+    /// Authentication and authorization of clients and operators: keys, roles, tokens and tenants.
+    pub struct Security {
+        /// Keys by their hashes, as `kvlane key new NAME` prints them:
+        /// `{name: alice, sha256: 9f86d081..., role: user, trusted: false}`.
+        pub keys: Vec<KeySpec> = Vec::new();
+        /// A file with more keys, one per line: `name role sha256 [trusted]`.
+        pub keys_file: Option<PathBuf> = None;
+        /// Issuer of signed tokens (JWT) that are accepted as keys, as in `{issuer: 'https://idp.example', audience:
+        /// kvlane, jwks_url: 'https://idp.example/jwks'}`. Algorithms: RS256, RS384, RS512, PS256, ES256, ES384,
+        /// EdDSA.
+        pub jwt: Option<JwtSpec> = None;
+        /// Whether clients need no key, even if keys are configured.
+        pub open_clients: bool = false;
+        /// Whether the admin API may listen beyond loopback without a key.
+        pub open_admin: bool = false;
+        /// Whether credentials of clients are forwarded to workers without their own key.
+        pub forward_credentials: bool = false;
+        /// Whether tenants share no cached prefixes, neither in kvlane nor in engines (by `cache_salt` in the body).
+        pub isolate_tenants: bool = false;
+        /// The secret key of tenants' salts: `{env: NAME}` or `{file: PATH}`, 16 bytes or more, the same at all
+        /// gateways of a fleet. null: each gateway generates one at start, so that isolated tenants' prefixes are
+        /// cold after its restart.
+        pub tenant_salt_key: Option<Secret> = None;
+        /// Networks allowed for workers added while running, as in `[10.0.0.0/8]`; empty: all except reserved ones.
+        pub allowed_networks: Vec<Network> = Vec::new();
+    }
 }
 
-/// An API key: its name, its hash and what it allows.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KeySpec {
-    /// Its name in limits, logs and metrics.
-    pub name: String,
-    /// The SHA-256 of the key, in hexadecimal digits.
-    pub sha256: KeyHash,
-    /// What its holder may do.
-    #[serde(default)]
-    pub role: Role,
-    /// Whether its holder may name the tenant of a request: `hints.tenant_headers`.
-    #[serde(default)]
-    pub trusted: bool,
+section! {
+    /// An API key: its name, its hash and what it allows.
+    pub struct KeySpec {
+        /// Its name in limits, logs and metrics.
+        pub name: String;
+        /// The SHA-256 of the key, in hexadecimal digits.
+        pub sha256: KeyHash;
+        /// `user`: use models; `viewer`: read the admin API and the metrics; `admin`: everything.
+        #[serde(default)]
+        pub role: Role;
+        /// Whether its holder may name the tenant of a request (`hints.tenant_headers`); else the key is the tenant.
+        #[serde(default)]
+        pub trusted: bool;
+    }
 }

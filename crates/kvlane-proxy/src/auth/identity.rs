@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvlane_core::config::{Kind, Setting};
 use serde::{Deserialize, Serialize};
 
 /// The longest name of a key, in bytes.
@@ -43,6 +44,10 @@ pub struct Identity {
 }
 
 // === impl Role ===
+
+impl Setting for Role {
+    const KIND: Kind = Kind::Text;
+}
 
 impl Role {
     /// Its name.

@@ -22,10 +22,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::Uri;
 use jsonwebtoken::{Algorithm, Validation, decode_header};
-use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, wrong};
+use kvlane_core::section;
 use kvlane_http::client::Client;
 use kvlane_http::secret::KeyHash;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::keys::{Key, key_set};
@@ -46,35 +46,35 @@ const FETCH_MAX: Duration = Duration::from_secs(10);
 /// The largest file of keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The signed tokens that are accepted as keys.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct JwtSpec {
-    /// Their `iss`.
-    pub issuer: String,
-    /// Their `aud`, or one entry of the list there.
-    pub audience: String,
-    /// A file with the issuer's public keys, as a JWK set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub jwks_file: Option<PathBuf>,
-    /// The URL of the issuer's public keys: `https`, or `http` on this machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub jwks_url: Option<String>,
-    /// Time between two fetches of the keys.
-    #[serde(default = "usual_refresh", with = "humantime_serde")]
-    pub refresh: Duration,
-    /// The claim with the name of the client.
-    #[serde(default = "usual_claim")]
-    pub name_claim: String,
-    /// The role of every client with a token.
-    #[serde(default)]
-    pub role: Role,
-    /// The claim whose values are looked up in `roles`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub role_claim: Option<String>,
-    /// Roles by the values of that claim.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub roles: BTreeMap<String, Role>,
+section! {
+    /// The signed tokens that are accepted as keys.
+    pub struct JwtSpec {
+        /// Their `iss`.
+        pub issuer: String;
+        /// Their `aud`, or one entry of the list there.
+        pub audience: String;
+        /// A file with the issuer's public keys, as a JWK set.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub jwks_file: Option<PathBuf>;
+        /// The URL of the issuer's public keys: `https`, or `http` on this machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub jwks_url: Option<String>;
+        /// Time between two fetches of the keys; 10m if not set.
+        #[serde(default = "usual_refresh", with = "humantime_serde")]
+        pub refresh: Duration, in Duration::from_secs(10)..=Duration::from_secs(7 * 24 * 3600);
+        /// The claim with the name of the client; `sub` if not set.
+        #[serde(default = "usual_claim")]
+        pub name_claim: String;
+        /// The role of every client with a token.
+        #[serde(default)]
+        pub role: Role;
+        /// The claim whose values are looked up in `roles`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub role_claim: Option<String>;
+        /// Roles by the values of that claim.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        pub roles: BTreeMap<String, Role>;
+    }
 }
 
 fn usual_refresh() -> Duration {
@@ -123,7 +123,6 @@ impl JwtSpec {
         if self.issuer.is_empty() || self.audience.is_empty() {
             return wrong("auth.jwt", "issuer and audience must not be empty".into());
         }
-        within("auth.jwt.refresh", self.refresh.as_secs(), 10, 7 * 24 * 3600)?;
         match (&self.jwks_file, &self.jwks_url) {
             (Some(_), None) => Ok(()),
             (None, Some(url)) => page(url).map(|_| ()).or_else(|problem| wrong("auth.jwt.jwks_url", problem)),
@@ -603,8 +602,8 @@ mod tests {
         );
     }
 
-    /// Keys and tokens made by OpenSSL with `claims()`: an RSA key of 2048 bits (`jwk`) and one of 1024 (`short_jwk`), whose
-    /// private keys were not kept.
+    /// Keys and tokens made by OpenSSL with `claims()`: an RSA key of 2048 bits (`jwk`) and one of 1024
+    /// (`short_jwk`), whose private keys were not kept.
     fn vectors() -> Value {
         serde_json::from_str(include_str!("jwt/rsa_tokens.json")).expect("JSON")
     }

@@ -114,7 +114,7 @@ impl Auth {
         if let Some(path) = &config.keys_file {
             specs.extend(keys_in(path).or_else(|problem| wrong("auth.keys_file", problem))?);
         }
-        within("auth.keys", specs.len(), 0, KEYS_MAX)?;
+        within("auth.keys", &specs.len(), 0..=KEYS_MAX)?;
         let random = SystemRandom::new();
         let Ok(blind) = hmac::Key::generate(hmac::HMAC_SHA256, &random) else {
             return wrong("auth.keys", "the system's random number generator failed".into());

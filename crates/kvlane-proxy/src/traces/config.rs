@@ -1,56 +1,45 @@
 //! The configuration section `tracing`.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::bounded::Share;
-use kvlane_core::config::{ConfigError, LEAST_TIME, within, wrong};
+use kvlane_core::config::{ConfigError, LEAST_TIME, wrong};
+use kvlane_core::section;
 use kvlane_http::secret::Secret;
-use serde::{Deserialize, Serialize};
 
 use http::Uri;
 use kvlane_wire::otlp::TRACES_PATH;
 
-/// Traces of requests, sent to an OpenTelemetry collector.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Tracing {
-    /// The collector, OTLP over HTTP: `http://host:4318`, or `https`; a path replaces `/v1/traces`. None: no traces.
-    pub endpoint: Option<String>,
-    /// Header fields for the collector, such as `authorization`.
-    pub headers: BTreeMap<String, Secret>,
-    /// The service name in traces.
-    pub service_name: String,
-    /// Share of requests that are recorded, where no caller has decided.
-    pub sample_ratio: Share,
-    /// Whether the sampling decision of an incoming trace is followed.
-    pub follow_parent: bool,
-    /// Requests whose spans may be queued; beyond it they are dropped.
-    pub queue_size: usize,
-    /// Approximate number of spans in a batch.
-    pub batch_size: usize,
-    /// Time that spans wait for a batch to fill.
-    #[serde(with = "humantime_serde")]
-    pub interval: Duration,
-    /// Timeout of the collector's response.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-}
+/// The bounds of times of the export.
+const EXPORT_TIME: RangeInclusive<Duration> = LEAST_TIME..=Duration::from_secs(3600);
 
-impl Default for Tracing {
-    fn default() -> Self {
-        Self {
-            endpoint: None,
-            headers: BTreeMap::new(),
-            service_name: "kvlane".into(),
-            sample_ratio: Share::of(1.0),
-            follow_parent: true,
-            queue_size: 2048,
-            batch_size: 512,
-            interval: Duration::from_secs(1),
-            timeout: Duration::from_secs(10),
-        }
+section! {
+    /// Traces of requests, sent to an OpenTelemetry collector.
+    pub struct Tracing {
+        /// Collector for traces of requests, in OTLP over HTTP: `http://host:4318`, or `https`; a path replaces
+        /// `/v1/traces`. null: no traces are sent.
+        pub endpoint: Option<String> = None;
+        /// Headers for the collector, as in `{authorization: {file: /run/secrets/otlp}}`.
+        pub headers: BTreeMap<String, Secret> = BTreeMap::new();
+        /// `service.name` of this gateway.
+        pub service_name: String = "kvlane".into();
+        /// Share of requests that are sampled if no parent has decided.
+        pub sample_ratio: Share = Share::of(1.0);
+        /// Whether a request with a trace context is sampled exactly if its parent is.
+        pub follow_parent: bool = true;
+        /// Maximum requests whose spans are queued; further ones are dropped.
+        pub queue_size: usize = 2048, in 1..=1_000_000;
+        /// Approximate number of spans in a batch.
+        pub batch_size: usize = 512, in 1..=100_000;
+        /// Maximum wait of a span for its batch.
+        #[serde(with = "humantime_serde")]
+        pub interval: Duration = Duration::from_secs(1), in EXPORT_TIME;
+        /// Timeout of the collector's answer.
+        #[serde(with = "humantime_serde")]
+        pub timeout: Duration = Duration::from_secs(10), in EXPORT_TIME;
     }
 }
 
@@ -88,13 +77,6 @@ impl Tracing {
         }
         if service_name.is_empty() {
             return wrong("tracing.service_name", "it is empty: set the name of this service".into());
-        }
-        within("tracing.queue_size", self.queue_size, 1, 1_000_000)?;
-        within("tracing.batch_size", self.batch_size, 1, 100_000)?;
-        for (field, value) in [("tracing.interval", self.interval), ("tracing.timeout", self.timeout)] {
-            if value < LEAST_TIME || value > Duration::from_secs(3600) {
-                return wrong(field, format!("{value:?} is out of range: must be {LEAST_TIME:?} to an hour"));
-            }
         }
         Ok(())
     }

@@ -383,9 +383,11 @@ impl World {
 
     /// Schedules a wake-up of the router at its queue's next deadline.
     fn watch_queue(&mut self) {
-        let scheduler::Config { in_flight_max, endpoint_in_flight_max, session_admission, .. } =
-            self.config.router.scheduler;
-        let nobody_waits = in_flight_max == 0 && endpoint_in_flight_max == 0 && !session_admission;
+        let scheduler::Config {
+            max_concurrent_requests, max_requests_per_endpoint, session_admission, ..
+        } = self.config.router.scheduler;
+        let nobody_waits =
+            max_concurrent_requests == 0 && max_requests_per_endpoint == 0 && !session_admission;
         if nobody_waits && self.config.rules.is_none() {
             return;
         }

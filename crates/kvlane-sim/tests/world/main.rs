@@ -246,8 +246,8 @@ fn clients_that_give_up_leave_nothing_behind() {
 fn a_full_pool_queues_and_sheds_as_the_gateway_does() {
     let trace = conversations(80, 11);
     let mut config = config("least_load", 2, 1);
-    config.router.scheduler.in_flight_max = 3;
-    config.router.scheduler.queue_len_max = 2;
+    config.router.scheduler.max_concurrent_requests = 3;
+    config.router.scheduler.queue_size = 2;
     config.router.scheduler.queue_timeout = Nanos::from_millis(300);
     let (run, world) = play(config, &trace, OPEN);
     check(&trace, &run, &world);

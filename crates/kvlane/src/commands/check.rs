@@ -5,10 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::config::ConfigArgs;
-
-/// The configuration file with every key.
-pub(crate) const EXAMPLE: &str = include_str!("../../../../config/example.yaml");
+use crate::config::{ConfigArgs, document};
 
 /// Loads the configuration and the files it names as `serve` would, then prints it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
@@ -17,12 +14,12 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     print(&serde_json::to_string_pretty(&config)?)
 }
 
-/// Prints [`EXAMPLE`].
-pub(crate) fn print_example() -> Result<ExitCode> {
-    print(EXAMPLE.trim_end())
+/// Prints a file with every key, or the schema of such a file.
+pub(crate) fn print_example(schema: bool) -> Result<ExitCode> {
+    print(&if schema { serde_json::to_string_pretty(&document::schema())? } else { document::example() })
 }
 
 fn print(text: &str) -> Result<ExitCode> {
-    writeln!(std::io::stdout(), "{text}")?;
+    writeln!(std::io::stdout(), "{}", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -176,8 +176,8 @@ fn run(
         router: router::Config {
             scheduler: scheduler::Config {
                 policy: policy.clone(),
-                shadow: None,
-                receipts_max: 0,
+                shadow_policy: None,
+                receipts: 0,
                 seed: seed.into(),
                 ..config.clone()
             },

@@ -173,7 +173,7 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
 /// Monotonic time since the first call, to time decisions.
 fn wall_clock() -> Nanos {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    Nanos(u64::try_from(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
+    ORIGIN.get_or_init(Instant::now).elapsed().into()
 }
 
 fn create(path: &Path) -> Result<File> {
