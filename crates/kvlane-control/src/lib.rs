@@ -4,7 +4,7 @@
 //! events; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
 //! [`index_snapshot`] restores the index after a restart.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod controller;
 pub mod health;
