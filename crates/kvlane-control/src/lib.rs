@@ -13,5 +13,7 @@ pub mod ingest;
 pub mod parity_check;
 mod snapshot_file;
 pub mod stall;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use self::controller::Controller;

@@ -46,6 +46,8 @@ pub mod salt;
 pub mod service;
 pub mod settings;
 mod socket;
+#[cfg(test)]
+mod testing;
 pub mod timeline;
 pub mod traces;
 mod whole;
