@@ -1,6 +1,6 @@
 //! What operators see and do: admin API, dashboard, metrics page, history, trace export.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod admin;
 mod api;

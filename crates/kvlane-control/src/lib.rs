@@ -4,7 +4,7 @@
 //! events; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
 //! [`index_snapshot`] restores the index after a restart.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod controller;
 pub mod health;
@@ -13,5 +13,7 @@ pub mod ingest;
 pub mod parity_check;
 mod snapshot_file;
 pub mod stall;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use self::controller::Controller;

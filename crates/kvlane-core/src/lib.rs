@@ -3,6 +3,8 @@
 //! Nothing here waits, reads a clock, opens a socket or logs. The HTTP gateway and the simulator drive the same
 //! [`router::Router`]; its inputs can be recorded and replayed.
 
+#![warn(clippy::disallowed_methods)]
+
 mod abort_on_panic;
 pub mod block;
 pub mod bounded;

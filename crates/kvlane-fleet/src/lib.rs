@@ -3,7 +3,7 @@
 //! Control changes it, the proxy reads it and reports to it, admin shows it. [`Fleet`] holds the published [`snapshot`]:
 //! pools, model names and endpoints, replaced whole.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod clock;
 pub mod feed;

@@ -11,6 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 /// Time between a task's panic and its restart, so that a task that panics repeatedly costs little.
@@ -74,16 +75,19 @@ fn kind(name: &str) -> usize {
     THREADS.iter().position(|kind| name.starts_with(kind)).unwrap_or(THREADS.len() - 1)
 }
 
-/// Runs a task to its end; restarts it, after a pause, each time it panics.
+/// Runs a task to its end; restarts it, after a pause, each time it panics. Dropping the future ends the task.
 pub async fn persist<F>(name: &str, mut task: impl FnMut() -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    while let Err(error) = tokio::spawn(task()).await
+    let mut running = JoinSet::new();
+    running.spawn(task());
+    while let Some(Err(error)) = running.join_next().await
         && error.is_panic()
     {
         tracing::error!(task = name, "task panicked; restarting it");
         sleep(AGAIN).await;
+        running.spawn(task());
     }
 }
 
@@ -108,6 +112,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
+    use tokio::time::timeout;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -120,6 +126,22 @@ mod tests {
         })
         .await;
         assert_eq!(begun.load(Ordering::Relaxed), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_ends_with_the_future_that_restarts_it() {
+        let (alive, mut ended) = tokio::sync::mpsc::channel::<()>(1);
+        let mut running = Box::pin(persist("a test", move || {
+            let alive = alive.clone();
+            async move {
+                std::future::pending::<()>().await;
+                drop(alive);
+            }
+        }));
+        let began = std::future::poll_fn(|cx| std::task::Poll::Ready(running.as_mut().poll(cx))).await;
+        assert!(began.is_pending());
+        drop(running);
+        assert_eq!(timeout(AGAIN, ended.recv()).await, Ok(None), "its sender is dropped");
     }
 
     #[test]

@@ -45,8 +45,7 @@ async fn an_invalid_body_is_rejected_with_the_reason() {
         assert_eq!(reply.json()["error"]["type"], "invalid_request_error", "{what}");
         gateway.ledger_is_zero().await;
     }
-    assert!(engine.is_quiet().await, "no engine received a request");
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -74,8 +73,7 @@ async fn every_api_rejects_empty_unclosed_and_promptless_bodies() {
         let envelope = if path == "/v1/messages" { json!("error") } else { Value::Null };
         assert_eq!(reply.json()["type"], envelope, "{path}: each API has its own envelope");
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -143,8 +141,7 @@ async fn a_hundred_megabytes_are_rejected_by_default() {
     let body = chat("m", &"0123456789".repeat(10 << 20));
     let reply = post(&gateway, "/v1/chat/completions", body.as_bytes()).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (413, "body_too_large"));
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -202,8 +199,7 @@ async fn a_slow_body_times_out() {
         assert_eq!((reply.status, reply.error_code().as_str()), (408, "body_timeout"));
         client.closed().await;
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -215,8 +211,7 @@ async fn a_client_that_disconnects_while_sending_its_body_leaves_no_state_behind
     drop(client);
     let reply = gateway.ask("GET", "/liveness", "").await;
     assert_eq!(reply.status, 200);
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -230,8 +225,7 @@ async fn heads_that_are_too_large_are_rejected() {
             .await;
         assert_eq!(client.head().await.0, 431);
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 /// Invariant: No head is parsed as two requests: an ambiguous one is rejected, an accepted one reaches the engine as
@@ -264,9 +258,8 @@ async fn smuggled_requests_are_rejected() {
         let (status, _) = client.head().await;
         assert_eq!(status, 400, "{what}");
         client.closed().await;
-        assert!(engine.is_quiet().await, "{what}");
     }
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -280,8 +273,7 @@ async fn bytes_after_a_request_are_the_next_request() {
     assert!(!head.contains("secret"));
     assert_eq!(client.reply().await.status, 200);
     assert_eq!(client.reply().await.status, 403, "an admin path, and `x` is not a name of this machine");
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]

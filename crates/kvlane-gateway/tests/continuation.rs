@@ -237,8 +237,7 @@ async fn continuation_is_off_by_default() {
     engine.reset();
     let (stream, _) = client.rest().await;
     assert_eq!(error_code(&heard(&stream).2), "stream_broken");
-    assert!(engines[1 - first].is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }
 
 #[tokio::test]
@@ -286,9 +285,8 @@ async fn a_continuation_costs_as_much_retry_budget_as_a_retry() {
     client.see(" two").await;
     engine.reset();
     assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
-    assert!(engines[1 - first].is_quiet().await);
     assert_eq!(count(&gateway, "refused").await, 1.0);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }
 
 #[tokio::test]
@@ -370,9 +368,8 @@ async fn a_stream_without_its_end_marker_is_completed() {
     engine.reset();
     let (stream, ended) = client.rest().await;
     assert_eq!((&*stream, ended), (&b"data: [DONE]\n\n"[..], true));
-    assert!(engines[1 - first].is_quiet().await);
     assert_eq!(count(&gateway, "closed").await, 1.0);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }
 
 #[tokio::test]
@@ -385,9 +382,8 @@ async fn a_tool_call_that_has_begun_is_not_continued() {
     client.see("arguments").await;
     engine.reset();
     assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
-    assert!(engines[1 - first].is_quiet().await);
     assert_eq!(count(&gateway, "unfit").await, 1.0);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }
 
 #[tokio::test]
@@ -403,8 +399,7 @@ async fn an_engine_that_would_begin_a_new_message_is_not_asked() {
     client.see("two").await;
     engine.reset();
     assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
-    assert!(engines[1 - first].is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }
 
 #[tokio::test]
@@ -486,10 +481,9 @@ async fn a_request_that_cannot_be_continued_is_relayed_unchanged() {
     client.see(" two").await;
     engine.reset();
     assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
-    assert!(engines[1 - first].is_quiet().await);
     eventually("no request is in flight", || {
         gateway.pool("m").router.read(|scheduler| scheduler.in_flight() == 0)
     })
     .await;
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[1 - first]]).await;
 }

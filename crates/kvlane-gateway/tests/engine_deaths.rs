@@ -121,11 +121,8 @@ async fn an_error_of_unclear_cause_counts_against_the_engine_only_if_another_eng
         if status == 500 {
             assert_eq!(reply.text(), unclear, "the engine's response");
         }
-        for engine in &engines {
-            assert!(engine.is_quiet().await, "two such errors are final");
-        }
         assert_eq!(open_breakers(&gateway), open, "after {second}");
-        gateway.end().await;
+        gateway.end_quiet(&engines).await;
     }
 }
 
@@ -142,9 +139,8 @@ async fn a_bad_request_rejected_within_a_stream_is_not_retried() {
             call.end_stream().await;
         });
     assert!(reply.status == 200 && reply.text().contains("too long"), "{reply:?}");
-    assert!(a.is_quiet().await && b.is_quiet().await);
     assert_eq!(open_breakers(&gateway), 0);
-    gateway.end().await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 /// Invariant: A prompt with which two engines died in flight is not sent to a third.
@@ -170,14 +166,11 @@ async fn a_request_with_which_two_engines_died_is_not_sent_to_a_third() {
         let again = gateway.ask("POST", "/v1/chat/completions", poison).await;
         assert_eq!((again.status, again.error_code().as_str()), (500, "request_fails_engines"));
     }
-    for engine in &engines {
-        assert!(engine.is_quiet().await);
-    }
     let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", food), async {
         next_call(&engines).await.1.answer(200, "{}").await;
     });
     assert_eq!(reply.status, 200, "other requests are served");
-    gateway.end().await;
+    gateway.end_quiet(&engines).await;
 }
 
 #[tokio::test]
@@ -198,14 +191,11 @@ async fn a_request_whose_engines_died_in_mid_stream_is_not_sent_to_a_third() {
         drop(engines.swap_remove(dies));
         call.reset();
         client.rest().await;
-        while gateway.metric(&healthy).await != Some(0.0) {
-            tokio::task::yield_now().await;
-        }
+        gateway.metric_becomes(&healthy, 0.0).await;
     }
     let reply = gateway.ask("POST", "/v1/chat/completions", &poison).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
-    assert!(engines[0].is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engines[0]]).await;
 }
 
 #[tokio::test]
@@ -275,8 +265,6 @@ async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
-    let stalled =
-        async |url: &str| gateway.metric(&format!(r#"kvlane_worker_stalled{{worker="{url}"}}"#)).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (hangs, mut call) = next_call(&engines).await;
@@ -288,7 +276,8 @@ async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     other.end_stream().await;
     let reply = client.reply().await;
     assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
-    assert_eq!(stalled(&engines[hangs].url()).await, Some(1.0));
+    let stalled = format!(r#"kvlane_worker_stalled{{worker="{}"}}"#, engines[hangs].url());
+    assert_eq!(gateway.metric(&stalled).await, Some(1.0));
     call.gateway_gone().await;
     for _ in 0..3 {
         let (reply, _) = tokio::join!(
@@ -302,9 +291,7 @@ async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     asked.answer(200, r#"{"choices":[{"text":"x"}]}"#).await;
     let worker = gateway.serving().controller.find(&engines[hangs].url()).expect("a worker");
     assert!(worker.state().healthy, "its probes succeeded all the time");
-    while stalled(&engines[hangs].url()).await != Some(0.0) {
-        tokio::task::yield_now().await;
-    }
+    gateway.metric_becomes(&stalled, 0.0).await;
     gateway.end().await;
 }
 
@@ -322,8 +309,7 @@ async fn a_stream_with_content_on_a_stalled_engine_ends_with_an_error() {
     assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
     assert!(reply.text().contains("stream_silent") && !reply.text().contains("[DONE]"), "{reply:?}");
     call.gateway_gone().await;
-    assert!(engines[1 - hangs].is_quiet().await, "the client has part of the answer");
-    gateway.end().await;
+    gateway.end_quiet(&[engines[1 - hangs]]).await;
 }
 
 #[tokio::test]
@@ -351,8 +337,7 @@ async fn a_long_prefill_that_shows_in_the_engines_counters_is_not_a_stall() {
     call.chunk(&event("hello")).await;
     call.end_stream().await;
     assert!(client.reply().await.text().contains("hello"));
-    assert!(engines[1 - busy].is_quiet().await);
     let stalls = format!(r#"kvlane_worker_stalls_total{{worker="{}"}}"#, engines[busy].url());
     assert_eq!(gateway.metric(&stalls).await, None);
-    gateway.end().await;
+    gateway.end_quiet(&[engines[1 - busy]]).await;
 }

@@ -374,6 +374,5 @@ async fn a_worker_that_never_answered_a_probe_gets_no_request() {
         readiness.json()["down"][0]["problem"].as_str().is_some_and(|why| why.contains("503")),
         "{readiness:?}"
     );
-    assert!(engine.is_quiet().await);
-    assert!(serving.shut_down().await.is_nothing());
+    TestGateway::of(serving).end_quiet(&[&engine]).await;
 }

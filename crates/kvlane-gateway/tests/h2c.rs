@@ -167,8 +167,7 @@ async fn a_body_of_unknown_length_has_the_same_limit() {
     let request = Request::post("http://kvlane/v1/chat/completions").body(body).expect("a request");
     let response = soon("an answer", client.send_request(request)).await.expect("an answer");
     assert_eq!(response.status(), 413);
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 /// A body without a declared length.

@@ -7,7 +7,7 @@ use kvlane_core::budget::PerSecond;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::{Budget, Config};
 use kvlane_gateway::testing::{
-    Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+    Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call,
 };
 
 /// A prompt of many blocks.
@@ -19,6 +19,7 @@ fn prompt() -> String {
 fn hedged() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    config.server.relay_threads = 1;
     config.retry.initial_backoff = Duration::ZERO;
     config.hedge.enabled = true;
     config.hedge.delay = Some(Duration::from_millis(20));
@@ -36,12 +37,12 @@ async fn end(mut call: Call) {
     call.end_stream().await;
 }
 
-/// Sends the prompt to both engines.
-async fn warm(gateway: &TestGateway, engines: [&FakeEngine; 2]) {
-    for _ in 0..2 {
+/// Sends the prompt to all engines.
+async fn warm(gateway: &TestGateway, engines: &[&FakeEngine]) {
+    for _ in engines {
         let ask = gateway.ask("POST", "/v1/chat/completions", chat("m", &prompt()));
         let (reply, ()) = tokio::join!(ask, async {
-            next_call(&engines).await.1.answer(200, "{}").await;
+            next_call(engines).await.1.answer(200, "{}").await;
         });
         assert_eq!(reply.status, 200);
     }
@@ -54,6 +55,21 @@ async fn ask(gateway: &TestGateway, text: &str) -> Client {
     client
 }
 
+/// Answers a later request with its second copy. The same thread runs the delays of both, so a copy of an earlier request
+/// would have been sent before.
+async fn answer_late(gateway: &TestGateway, engines: &[&FakeEngine]) {
+    let mut client = ask(gateway, "late").await;
+    let (_, mut call) = next_call(engines).await;
+    let (_, mut copy) = next_call(engines).await;
+    for call in [&call, &copy] {
+        assert_eq!(call.body, chat_stream("m", "late").as_bytes(), "no other copy is sent");
+    }
+    stream(&mut copy, "answer").await;
+    call.gateway_gone().await;
+    end(copy).await;
+    assert_eq!(client.reply().await.status, 200);
+}
+
 async fn hedges(gateway: &TestGateway, outcome: &str) -> Option<f64> {
     gateway.metric(&format!(r#"kvlane_hedges_total{{outcome="{outcome}"}}"#)).await
 }
@@ -64,7 +80,7 @@ async fn the_first_copy_that_begins_wins_and_the_other_is_cancelled_at_its_engin
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
-    warm(&gateway, engines).await;
+    warm(&gateway, &engines).await;
     for (n, outcome) in [(0, "lost"), (1, "won")] {
         let mut client = ask(&gateway, &prompt()).await;
         let (first, call) = next_call(&engines).await;
@@ -93,7 +109,7 @@ async fn if_one_copy_fails_the_other_answers() {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let engines = [&a, &b];
         let gateway = TestGateway::start(hedged(), &engines).await;
-        warm(&gateway, engines).await;
+        warm(&gateway, &engines).await;
         let mut client = ask(&gateway, &prompt()).await;
         let (first, call) = next_call(&engines).await;
         let copy = engines[1 - first].call().await;
@@ -131,19 +147,18 @@ async fn a_copy_goes_to_an_engine_without_the_prefix_if_that_is_expected_to_be_s
 
 #[tokio::test]
 async fn no_copy_is_sent_before_the_first_has_waited_for_the_expected_time_elsewhere() {
-    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
-    let engines = [&a, &b];
+    let (a, b, c) =
+        (FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b, &c];
     let gateway = TestGateway::start(hedged(), &engines).await;
     // Two million tokens: a minute, at the assumed rates.
     let mut client = ask(&gateway, &"x".repeat(8 << 20)).await;
     let (_, mut call) = next_call(&engines).await;
-    let begun = std::time::Instant::now();
-    eventually("a copy would have been sent", || begun.elapsed() > Duration::from_millis(80)).await;
+    answer_late(&gateway, &engines).await;
     stream(&mut call, "answer").await;
     end(call).await;
     assert_eq!(client.reply().await.status, 200);
-    assert!(a.is_quiet().await && b.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&engines).await;
 }
 
 #[tokio::test]
@@ -153,37 +168,36 @@ async fn copies_end_with_their_budget() {
     let mut config = hedged();
     config.hedge.budget = Budget { share: Share::of(0.0), per_second: PerSecond::of(0.0) };
     let gateway = TestGateway::start(config, &engines).await;
-    warm(&gateway, engines).await;
+    warm(&gateway, &engines).await;
     let mut client = ask(&gateway, &prompt()).await;
     let (_, mut call) = next_call(&engines).await;
-    while hedges(&gateway, "refused").await != Some(1.0) {
-        tokio::task::yield_now().await;
-    }
-    assert!(a.is_quiet().await && b.is_quiet().await);
+    gateway.metric_becomes(r#"kvlane_hedges_total{outcome="refused"}"#, 1.0).await;
     stream(&mut call, "answer").await;
     end(call).await;
     assert_eq!(client.reply().await.status, 200);
-    gateway.end().await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 #[tokio::test]
 async fn nothing_is_hedged_if_hedging_is_off_or_the_response_is_not_a_stream() {
     for (enabled, body) in [(false, chat_stream("m", &prompt())), (true, chat("m", &prompt()))] {
-        let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
-        let engines = [&a, &b];
+        let (a, b, c) =
+            (FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await);
+        let engines = [&a, &b, &c];
         let mut config = hedged();
         config.hedge.enabled = enabled;
         let gateway = TestGateway::start(config, &engines).await;
-        warm(&gateway, engines).await;
+        warm(&gateway, &engines).await;
         let mut client = gateway.client().await;
         client.request("POST", "/v1/chat/completions", &body).await;
         let (_, call) = next_call(&engines).await;
-        let begun = std::time::Instant::now();
-        eventually("a copy would have been sent", || begun.elapsed() > Duration::from_millis(80)).await;
-        assert!(a.is_quiet().await && b.is_quiet().await);
+        let mut hedging = Config::clone(&gateway.serving().config());
+        hedging.hedge.enabled = true;
+        gateway.serving().reload(hedging).expect("right");
+        answer_late(&gateway, &engines).await;
         call.answer(200, "{}").await;
         assert_eq!(client.reply().await.status, 200);
-        gateway.end().await;
+        gateway.end_quiet(&engines).await;
     }
 }
 
@@ -192,7 +206,7 @@ async fn a_client_that_disconnects_cancels_both_copies() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
-    warm(&gateway, engines).await;
+    warm(&gateway, &engines).await;
     let client = ask(&gateway, &prompt()).await;
     let (first, mut call) = next_call(&engines).await;
     let mut copy = engines[1 - first].call().await;

@@ -26,8 +26,7 @@ async fn a_request_with_two_body_lengths_reaches_no_engine() {
             client.closed().await;
         }
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -52,8 +51,7 @@ async fn a_chunked_body_ends_with_its_chunks() {
         assert_eq!(client.reply().await.status, 200);
         assert_eq!(client.reply().await.status, 404, "the following bytes are the next request");
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -89,8 +87,7 @@ async fn an_unneeded_body_is_not_read_as_a_request() {
     client.try_send(&unwanted.as_bytes()[unwanted.len() - 1..]).await;
     client.try_send(smuggled.as_bytes()).await;
     assert!(client.closed().await.is_empty());
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -184,9 +181,7 @@ async fn the_memory_of_all_bodies_is_bounded() {
     assert_eq!(little.status, 200, "a small request is served");
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
-    while held().await > 0.0 {
-        tokio::task::yield_now().await;
-    }
+    gateway.metric_becomes("kvlane_body_memory_bytes", 0.0).await;
     let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", &body), engine.answer("{}"));
     assert_eq!(reply.status, 200);
     let met = gateway.metric(r#"kvlane_limits_reached_total{limit="body_memory"}"#).await;
@@ -218,9 +213,8 @@ async fn malformed_chunks_reach_no_engine() {
             "{what}: {:.80}",
             String::from_utf8_lossy(&answer)
         );
-        assert!(engine.is_quiet().await, "{what}");
     }
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -249,12 +243,11 @@ async fn a_path_that_a_server_may_parse_differently_reaches_no_engine() {
             assert_eq!((reply.status, reply.error_code().as_str()), (400, "bad_path"), "{method} {path}");
         }
     }
-    assert!(engine.is_quiet().await);
     for path in ["/v1/files/a..b", "/v1/files/.hidden"] {
         let (reply, _) = tokio::join!(gateway.ask("GET", path, ""), engine.answer("{}"));
         assert_eq!(reply.status, 200, "{path}");
     }
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -276,8 +269,7 @@ async fn an_ambiguous_head_is_rejected() {
         let answer = String::from_utf8_lossy(&client.closed().await).into_owned();
         assert!(answer.starts_with("HTTP/1.1 400"), "{fields}: {answer}");
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -298,8 +290,7 @@ async fn unknown_paths_and_methods_reach_no_engine() {
         let reply = gateway.ask(method, path, "").await;
         assert_eq!((reply.status, reply.header("allow")), (405, Some(allow)), "{method} {path}");
     }
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -402,8 +393,7 @@ async fn header_frames_without_end_close_the_connection() {
     }
     let mut stream = speak(&gateway, &frames).await;
     is_sent_away(&mut stream).await;
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -424,9 +414,9 @@ async fn a_head_with_more_fields_than_http_1_allows_is_rejected_in_http_2_too() 
             Some(_) => {}
         }
     };
-    assert!(refused && engine.is_quiet().await);
+    assert!(refused);
     drop(stream);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -442,6 +432,5 @@ async fn a_compressed_head_of_megabytes_is_rejected() {
     let mut stream = speak(&gateway, &frames).await;
     // A rejection within the stream, or its end.
     while !matches!(next_frame(&mut stream).await, Some((HEADERS | RST_STREAM | GOAWAY, _)) | None) {}
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }

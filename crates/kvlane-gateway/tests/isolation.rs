@@ -189,8 +189,7 @@ async fn a_request_that_is_relayed_unparsed_is_salted_or_rejected() {
     assert_eq!(refused("POST", "/v1/pooling", r#"{"cache_salt":[]}"#).await.0, 400);
     assert_eq!(refused("GET", "/v1/files", "").await, (403, "not_isolated".into()));
     assert_eq!(refused("GET", "/v1/files/f", "").await, (404, "object_not_found".into()));
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]

@@ -90,8 +90,7 @@ async fn a_key_over_its_request_limit_is_rejected_with_retry_after() {
     let shown = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!shown.contains("ann"), "the client's name is not shown: {shown}");
     assert_eq!(gateway.metric(r#"kvlane_limit_keys{key="*",model="*"}"#).await, Some(3.0));
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -182,8 +181,7 @@ async fn a_client_that_disconnects_is_charged_for_its_prompt() {
     let reply = refused(&gateway, "ann").await;
     let left: u64 = reply.header("x-ratelimit-remaining-tokens").expect("told").parse().expect("a number");
     assert!(left < 1_000_000 - 4_000, "an uncached prompt of 5,000 tokens was computed: {left}");
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]

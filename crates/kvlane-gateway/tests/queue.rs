@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvlane_gateway::config::Config;
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 
 fn one_at_a_time() -> Config {
     let mut config = config();
@@ -37,7 +37,7 @@ async fn requests_are_queued_and_served_in_order() {
             String::from_utf8_lossy(&call.body).contains(&format!("number {n}")),
             "first come, first served"
         );
-        assert!(engine.is_quiet().await, "one at a time");
+        assert_eq!(queued(&gateway), 4 - n, "one at a time");
         call.answer(200, "{}").await;
         assert_eq!(client.reply().await.status, 200);
     }
@@ -128,8 +128,7 @@ async fn a_request_that_waits_too_long_is_rejected() {
     assert!(reply.header("retry-after").is_some());
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 /// Invariant: However a request ends, its lease releases everything and the engine is notified: client gone while
@@ -151,9 +150,8 @@ async fn a_client_that_disconnects_while_queued_leaves_the_queue() {
     eventually("the second has left", || queued(&gateway) == 0).await;
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
-    assert!(engine.is_quiet().await, "the engine received only the first");
-    assert_eq!(left(&gateway).await, Some(1.0));
-    gateway.end().await;
+    assert_eq!(gateway.metric(LEFT).await, Some(1.0));
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -166,9 +164,8 @@ async fn a_client_that_disconnects_before_the_response_cancels_it_at_the_engine(
     drop(client);
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
-    eventually_left(&gateway).await;
-    assert!(engine.is_quiet().await, "it is not retried");
-    gateway.end().await;
+    gateway.metric_becomes(LEFT, 1.0).await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -186,19 +183,14 @@ async fn a_client_that_disconnects_in_mid_stream_cancels_it_at_the_engine() {
     // The engine sends nothing more: the gateway must detect the disconnect by itself.
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
-    eventually_left(&gateway).await;
+    gateway.metric_becomes(LEFT, 1.0).await;
     let worker = &gateway.serving().controller.workers()[0];
     assert!(worker.state().healthy, "that is not the worker's fault");
     gateway.end().await;
 }
 
-async fn left(gateway: &TestGateway) -> Option<f64> {
-    gateway.metric(r#"kvlane_requests_total{model="m",api="chat_completions",code="499"}"#).await
-}
-
-async fn eventually_left(gateway: &TestGateway) {
-    soon("the client is counted as gone", async { while left(gateway).await != Some(1.0) {} }).await;
-}
+/// Clients that disconnected before the response.
+const LEFT: &str = r#"kvlane_requests_total{model="m",api="chat_completions",code="499"}"#;
 
 #[tokio::test]
 async fn clients_that_connect_and_disconnect_at_random_leave_no_state_behind() {
@@ -218,8 +210,7 @@ async fn clients_that_connect_and_disconnect_at_random_leave_no_state_behind() {
             clients.swap_remove(random.below(clients.len()));
         }
         for engine in [&a, &b] {
-            if !engine.is_quiet().await {
-                let mut call = engine.call().await;
+            if let Some(mut call) = engine.call_at_hand().await {
                 match random.below(4) {
                     0 => drop(call),
                     1 => call.answer(200, "{}").await,

@@ -72,9 +72,8 @@ async fn a_response_that_has_begun_is_not_retried() {
     let (last, _) = client.rest().await;
     assert!(memchr::memmem::find(&last, b"stream_broken").is_some(), "{:?}", String::from_utf8_lossy(&last));
     gateway.ledger_is_zero().await;
-    assert!(a.is_quiet().await && b.is_quiet().await);
     assert_eq!(gateway.metric(r#"kvlane_retries_total{model="m"}"#).await, Some(0.0));
-    gateway.end().await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 #[tokio::test]
@@ -106,14 +105,11 @@ async fn attempts_stop_at_the_limit_and_the_client_gets_the_last_error() {
         (504, r#"{"n":2}"#),
         "also that of a proxy in front of it"
     );
-    for engine in &engines {
-        assert!(engine.is_quiet().await);
-    }
     let text = gateway.operate("GET", "/metrics", "").await.text();
     let failed = text.lines().filter(|line| line.starts_with("kvlane_worker_failures_total"));
     let failed: f64 = failed.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     assert_eq!(failed, 4.0, "every failed attempt is counted, the last ones too");
-    gateway.end().await;
+    gateway.end_quiet(&engines).await;
 }
 
 #[tokio::test]
@@ -129,14 +125,13 @@ async fn a_worker_gets_its_number_of_attempts_even_when_it_is_alone() {
     });
     assert_eq!(reply.status, 502);
     assert!(reply.text().contains("(3 attempts)"), "{}", reply.text());
-    assert!(engine.is_quiet().await);
     let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
         drop(engine.call().await);
         drop(engine.call().await);
         engine.call().await.answer(200, "{}").await;
     });
     assert_eq!(reply.status, 200);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -148,8 +143,7 @@ async fn a_lone_worker_that_fails_is_not_retried_by_default() {
     });
     let () = call;
     assert_eq!(reply.status, 502);
-    assert!(engine.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&engine]).await;
 }
 
 #[tokio::test]
@@ -181,7 +175,7 @@ async fn if_all_engines_are_busy_the_client_gets_their_response_with_retry_after
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let engines = [&a, &b];
-    for (said, expect) in [("retry-after: 7\r\n", "7"), ("", "1")] {
+    for (said, expect) in [("retry-after: 2\r\n", "2"), ("", "1")] {
         let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
             for n in 0..2 {
                 let (_, mut call) = next(&engines).await;
@@ -194,8 +188,7 @@ async fn if_all_engines_are_busy_the_client_gets_their_response_with_retry_after
         assert_eq!(reply.header("retry-after"), Some(expect));
         gateway.ledger_is_zero().await;
     }
-    assert!(a.is_quiet().await && b.is_quiet().await, "no engine is tried twice");
-    gateway.end().await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 /// Longer than any test.
@@ -214,8 +207,7 @@ async fn an_attempt_that_may_have_cost_work_is_retried_after_a_pause() {
     gateway.ledger_is_zero().await;
     // The pause would end after the request's deadline, so it is not waited for.
     assert_eq!(client.reply().await.status, 502);
-    assert!(a.is_quiet().await && b.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 #[tokio::test]
@@ -250,14 +242,10 @@ async fn a_client_that_disconnects_during_a_pause_is_not_retried() {
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     drop(next(&[&a, &b]).await);
     gateway.ledger_is_zero().await;
-    assert!(a.is_quiet().await && b.is_quiet().await, "it pauses");
     drop(client);
     let left = r#"kvlane_requests_total{model="m",api="chat_completions",code="499"}"#;
-    while gateway.metric(left).await != Some(1.0) {
-        tokio::task::yield_now().await;
-    }
-    assert!(a.is_quiet().await && b.is_quiet().await);
-    gateway.end().await;
+    gateway.metric_becomes(left, 1.0).await;
+    gateway.end_quiet(&[&a, &b]).await;
 }
 
 #[tokio::test]

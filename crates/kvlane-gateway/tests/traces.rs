@@ -7,9 +7,7 @@ use kvlane_core::bounded::Share;
 use kvlane_core::budget::PerSecond;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::{Budget, Config};
-use kvlane_gateway::testing::{
-    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call, soon,
-};
+use kvlane_gateway::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
 use kvlane_http::secret::Secret;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -244,8 +242,7 @@ async fn an_unrecorded_request_has_no_spans_and_its_caller_stays_the_parent() {
     // The second one starts a trace of its own, and is the only one recorded.
     let told = told(&collector).await;
     assert_eq!(named(&told, "POST /v1/chat/completions").parent, "");
-    assert!(collector.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&collector]).await;
 }
 
 #[tokio::test]
@@ -295,12 +292,7 @@ async fn an_unreachable_collector_costs_spans_and_no_requests() {
     let mut call = call;
     call.send(answer).await;
     call.keep();
-    soon("it is counted", async {
-        while spans("rejected").await < 2.0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    gateway.metric_becomes(r#"kvlane_trace_spans_total{outcome="rejected"}"#, 2.0).await;
     assert!(spans("sent").await >= 3.0);
     gateway.end().await;
 }
@@ -326,8 +318,7 @@ async fn a_reload_starts_and_stops_traces() {
     assert_eq!(named(&told(&collector).await, "chat m").kind, 3);
     gateway.serving().reload(before).expect("it is reloaded");
     assert!(!ask().await);
-    assert!(collector.is_quiet().await);
-    gateway.end().await;
+    gateway.end_quiet(&[&collector]).await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! [`upstream::Upstream`] is one server: its address, its key, which networks it may be in. [`connections::Connections`]
 //! sends requests there and relays bodies piece by piece. [`client`] asks one question and reads the whole answer.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod address;
 pub mod client;

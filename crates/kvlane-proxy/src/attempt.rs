@@ -486,6 +486,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{World, answer};
 
     #[test]
     fn jitter_separates_retries_of_requests_that_failed_together() {
@@ -505,5 +506,61 @@ mod tests {
         for unusable in ["", "-1", "1.5", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", "99999999999999999999"] {
             assert_eq!(said(unusable), None, "{unusable}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_good_busy_bad_or_no_answer_by_its_head_and_its_first_event() {
+        let world = World::new(1);
+        let lease = world.lease().await;
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let patience = Patience { within: None, total: Duration::from_secs(600), deadline };
+        let died = "{\"error\":{\"message\":\"EngineCore encountered an issue\",\"type\":\"InternalServerError\",\"code\":500}}";
+        let whole = |status: &str, body: &str| {
+            format!(
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            )
+        };
+        for (said, expect) in [
+            (whole("200 OK", "{}"), "answered"),
+            (whole("404 Not Found", "{}"), "answered"),
+            (whole("429 Busy", "{}"), "busy"),
+            (whole("503 Busy", "{}"), "busy"),
+            (whole("502 Bad", "{}"), "unable"),
+            (whole("500 Error", died), "faulty"),
+            (String::new(), "broken"),
+            ("garbage\r\n\r\n".into(), "garbage"),
+        ] {
+            let (sent, _engine) = answer(&said).await;
+            let outcome = match patience.answer(&lease, async { sent }).await {
+                Outcome::Answered(_) => "answered",
+                Outcome::Busy(_) => "busy",
+                Outcome::Unable(_) => "unable",
+                Outcome::Faulty(..) => "faulty",
+                Outcome::Broken(error) => error.kind().name(),
+                Outcome::Late(_) => "late",
+            };
+            assert_eq!(outcome, expect, "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_has_begun_with_its_first_bytes_and_is_late_without_them() {
+        let world = World::new(1);
+        let lease = world.lease().await;
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+        let (sent, _engine) = answer(head).await;
+        tokio::time::pause();
+        let within = Duration::from_secs(5);
+        let deadline = Instant::now() + 2 * within;
+        let patience = Patience { within: Some(within), total: 2 * within, deadline };
+        let outcome = patience.answer(&lease, async { sent }).await;
+        assert!(
+            matches!(outcome, Outcome::Broken(_)) && Instant::now() < deadline,
+            "another engine may answer"
+        );
+        let whole = Patience { within: None, ..patience };
+        let outcome = whole.answer(&lease, std::future::pending()).await;
+        assert!(matches!(outcome, Outcome::Late(total) if total == 2 * within), "no time is left");
     }
 }

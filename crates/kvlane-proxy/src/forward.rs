@@ -188,3 +188,45 @@ fn response(
     *response.headers_mut() = headers;
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::time::Nanos;
+
+    use super::*;
+    use crate::testing::{World, parts};
+
+    #[test]
+    fn a_request_goes_only_to_the_worker_of_the_object_that_it_names() {
+        let world = World::new(3);
+        let all = world.pool.endpoints();
+        let mut routed = world.routed();
+        assert!(excluded_for(&routed, &parts(&[])).is_empty());
+        routed.pinned = Some(all[1].worker.id);
+        assert_eq!(*excluded_for(&routed, &parts(&[])), [all[0].id, all[2].id]);
+        routed.pinned = Some(kvlane_fleet::worker::WorkerId(9));
+        assert!(excluded_for(&routed, &parts(&[])).is_empty(), "that worker has left");
+    }
+
+    #[test]
+    fn a_rank_that_no_worker_has_excludes_none() {
+        let world = World::new(2);
+        for rank in ["1", "none", ""] {
+            let parts = parts(&[(RANK, rank)]);
+            assert!(excluded_for(&world.routed(), &parts).is_empty(), "{rank}");
+        }
+    }
+
+    #[test]
+    fn a_rejection_says_when_to_try_again_in_whole_seconds() {
+        let world = World::new(1);
+        for (nanos, seconds) in [(0, 1), (1_000_000_000, 1), (1_000_000_001, 2)] {
+            let refused = Refused { why: Rejection::QueueFull, retry_after: Nanos(nanos) };
+            let error = rejected(&world.proxy, &world.pool, refused);
+            assert!(
+                matches!(error, ApiError::Rejected { why: Rejection::QueueFull, retry_after_s } if retry_after_s == seconds),
+                "{nanos} ns"
+            );
+        }
+    }
+}

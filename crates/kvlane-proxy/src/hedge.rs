@@ -163,3 +163,74 @@ async fn race(
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::bounded::Share;
+    use kvlane_core::budget::PerSecond;
+    use kvlane_fleet::settings;
+
+    use super::*;
+    use crate::deadlines::Deadlines;
+    use crate::settings::Settings;
+    use crate::testing::{World, answer};
+
+    const DELAY: Duration = Duration::from_secs(1);
+
+    /// What becomes of a second copy beside a first one that ends with `first`, in a pool of this many workers.
+    async fn copy(workers: u64, budget: f64, first: impl Future<Output = Outcome>) -> Second {
+        let mut of_fleet = settings::Settings::default();
+        of_fleet.hedges.share = Share::of(budget);
+        of_fleet.hedges.per_second = PerSecond::of(budget);
+        let world = World::with(workers, Settings::default(), of_fleet);
+        let routed = world.routed();
+        let deadlines = Deadlines::of(&Settings::default(), "");
+        let mut attempts = Attempts::new(&world.proxy, &routed, Arc::default(), deadlines);
+        let lease = attempts.place().await.expect("an endpoint");
+        let second = second(&mut attempts, &lease, pin!(first), DELAY).await;
+        if let Second::Placed(second) = &second {
+            assert_ne!(second.worker.id, lease.worker.id, "it goes to another worker");
+        }
+        second
+    }
+
+    fn never() -> impl Future<Output = Outcome> {
+        std::future::pending()
+    }
+
+    /// An attempt that ends after `delay`.
+    async fn late(delay: Duration) -> Outcome {
+        sleep(delay).await;
+        Outcome::Late(delay)
+    }
+
+    async fn answered(status: u16) -> Outcome {
+        let (answer, _) = answer(&format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\n\r\n")).await;
+        Outcome::of(answer.map(|answer| (answer, None)).map_err(Into::into))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_is_placed_only_if_the_first_is_late() {
+        assert!(matches!(copy(2, 1.0, late(DELAY / 2)).await, Second::NotNeeded(_)));
+        assert!(matches!(copy(2, 1.0, late(DELAY)).await, Second::NotNeeded(_)), "both at once");
+        assert!(matches!(copy(2, 1.0, never()).await, Second::Placed(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_is_refused_without_another_worker_or_budget() {
+        assert!(matches!(copy(1, 1.0, never()).await, Second::Refused));
+        assert!(matches!(copy(2, 0.0, never()).await, Second::Refused));
+    }
+
+    #[tokio::test]
+    async fn the_first_success_wins_and_a_failure_waits_for_the_other_copy() {
+        let raced = race(pin!(answered(200)), pin!(never())).await;
+        assert!(matches!(raced, (false, Outcome::Answered(_), None)));
+        let raced = race(pin!(never()), pin!(answered(200))).await;
+        assert!(matches!(raced, (true, Outcome::Answered(_), None)));
+        let raced = race(pin!(answered(503)), pin!(answered(200))).await;
+        assert!(matches!(raced, (true, Outcome::Answered(_), Some(Outcome::Busy(_)))));
+        let raced = race(pin!(late(DELAY)), pin!(answered(502))).await;
+        assert!(matches!(raced, (false, Outcome::Late(_), Some(Outcome::Unable(_)))));
+    }
+}

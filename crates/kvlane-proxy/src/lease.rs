@@ -287,3 +287,50 @@ impl Drop for Lease {
         self.pool.step_all(inputs.chain([Input::Finished { request }]));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::recording::Recorder;
+
+    use super::*;
+    use crate::testing::{PROMPT_TOKENS, World};
+
+    #[tokio::test]
+    async fn a_dropped_lease_releases_its_own_load_once() {
+        let world = World::new(1);
+        let (first, second) = (world.lease().await, world.lease().await);
+        assert_eq!((world.load().requests, world.load().context_tokens), (2, 2 * u64::from(PROMPT_TOKENS)));
+        drop(first);
+        assert_eq!((world.load().requests, world.load().context_tokens), (1, PROMPT_TOKENS.into()));
+        let endpoint = Arc::clone(&second.endpoint);
+        assert!(!endpoint.vitals.is_idle());
+        second.failed(FailureKind::broken);
+        drop(second);
+        assert_eq!(world.load(), Default::default());
+        assert!(endpoint.vitals.is_idle());
+    }
+
+    #[tokio::test]
+    async fn the_first_token_is_told_at_once_and_the_others_in_batches() {
+        let world = World::new(1);
+        let mut lease = world.lease().await;
+        world.pool.router.record(Some(Recorder::in_memory()));
+        let told = || {
+            let inputs = world.pool.router.recording().inputs;
+            let told = inputs.into_iter().filter_map(|(_, input)| match input {
+                Input::FirstToken { .. } => Some(1),
+                Input::Tokens { count, .. } => Some(count),
+                _ => None,
+            });
+            told.collect::<Vec<_>>()
+        };
+        lease.progress(Instant::now(), 0);
+        assert!(told().is_empty(), "an event without content");
+        for _ in 0..TOKENS_TOLD + 3 {
+            lease.progress(Instant::now(), 1);
+        }
+        assert_eq!(told(), [1, TOKENS_TOLD]);
+        drop(lease);
+        assert_eq!(told(), [1, TOKENS_TOLD, 2], "the rest, when it ends");
+    }
+}

@@ -3,7 +3,7 @@
 //! [`listener`] accepts connections and reads requests, [`guard`] admits them, [`forward`] sends them to the endpoint
 //! that [`place`] chose, [`relay`] returns the answer. A [`lease`] is a request in flight at one endpoint.
 
-#![cfg_attr(not(any(test, feature = "testing")), warn(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod account;
 mod admission;
@@ -46,6 +46,8 @@ pub mod salt;
 pub mod service;
 pub mod settings;
 mod socket;
+#[cfg(test)]
+mod testing;
 pub mod timeline;
 pub mod traces;
 mod whole;

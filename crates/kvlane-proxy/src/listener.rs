@@ -169,6 +169,7 @@ struct Streams {
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Streams {
+    #[expect(clippy::disallowed_methods, reason = "a stream ends with its connection, which is tracked")]
     fn execute(&self, stream: F) {
         tokio::spawn(timeout(self.stream_max, stream));
     }

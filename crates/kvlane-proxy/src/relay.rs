@@ -389,3 +389,100 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use kvlane_http::connections::Answer;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::testing::{PROMPT_TOKENS, World, answer};
+
+    const EVENTS: &str =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    const ROLE: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    const WORD: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
+    /// Longer than any other limit.
+    const LONG: Duration = Duration::from_secs(600);
+
+    /// The relay of an answer that begins with `head`, and the engine's side of it.
+    async fn relay(world: &World, head: &str, idle: Duration, total: Duration) -> (Relay, TcpStream) {
+        let (begun, engine) = answer(head).await;
+        let Answer { status, headers, body, .. } = begun.expect("an answer");
+        let limits = Limits { idle, deadline: Instant::now() + total };
+        let lease = Some(world.lease().await);
+        (Relay::new(status, &headers, body, lease, world.account(), limits), engine)
+    }
+
+    async fn send(engine: &mut TcpStream, text: &str) {
+        let chunk = format!("{:x}\r\n{text}\r\n", text.len());
+        engine.write_all(chunk.as_bytes()).await.expect("it is read");
+    }
+
+    /// The next bytes for the client, as text; none at the end.
+    async fn next(relay: &mut Relay) -> Option<io::Result<String>> {
+        let frame = relay.frame().await?;
+        Some(frame.map(|frame| String::from_utf8(frame.into_data().expect("data").to_vec()).expect("text")))
+    }
+
+    async fn text(relay: &mut Relay) -> String {
+        next(relay).await.expect("not the end").expect("no error")
+    }
+
+    #[tokio::test]
+    async fn bytes_pass_unchanged_and_the_prefill_ends_with_the_first_content() {
+        let world = World::new(1);
+        let (mut relay, mut engine) = relay(&world, EVENTS, LONG, LONG).await;
+        send(&mut engine, ROLE).await;
+        assert_eq!(text(&mut relay).await, ROLE);
+        assert_eq!(world.load().prefill_tokens, u64::from(PROMPT_TOKENS), "a role is no token");
+        send(&mut engine, WORD).await;
+        assert_eq!(text(&mut relay).await, WORD);
+        assert_eq!((world.load().prefill_tokens, world.load().requests), (0, 1));
+        engine.write_all(b"0\r\n\r\n").await.expect("it is read");
+        assert!(next(&mut relay).await.is_none());
+        assert_eq!(world.load(), Default::default(), "the end of the answer releases the load");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_breaks_ends_after_its_last_whole_event_with_an_error_event() {
+        let world = World::new(1);
+        let (mut relay, mut engine) = relay(&world, EVENTS, LONG, LONG).await;
+        send(&mut engine, &format!("{WORD}data: {{\"cho")).await;
+        assert_eq!(text(&mut relay).await, WORD, "the half event is held back");
+        drop(engine);
+        assert!(text(&mut relay).await.contains("\"stream_broken\""));
+        assert!(next(&mut relay).await.is_none());
+        assert_eq!(world.load(), Default::default());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_no_stream_is_cut_where_it_broke() {
+        let world = World::new(1);
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{\"a\"";
+        let (mut relay, engine) = relay(&world, head, LONG, LONG).await;
+        assert_eq!(text(&mut relay).await, "{\"a\"");
+        assert_eq!(world.load().prefilling, 0, "it begins when its prefill is over");
+        drop(engine);
+        assert!(next(&mut relay).await.is_some_and(|piece| piece.is_err()));
+        assert!(next(&mut relay).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_silent_stream_ends_when_its_time_is_over() {
+        for (idle, total, code) in
+            [(LONG / 2, LONG, "\"stream_silent\""), (LONG, LONG / 2, "\"request_timeout\"")]
+        {
+            let world = World::new(1);
+            let (mut relay, mut engine) = relay(&world, EVENTS, idle, total).await;
+            send(&mut engine, WORD).await;
+            assert_eq!(text(&mut relay).await, WORD);
+            tokio::time::pause();
+            assert!(text(&mut relay).await.contains(code));
+            tokio::time::resume();
+            assert_eq!(world.load(), Default::default());
+        }
+    }
+}

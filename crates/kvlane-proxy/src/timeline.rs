@@ -157,7 +157,7 @@ mod tests {
     proptest! {
         /// Invariant: The stages of a request follow one another without a gap and add up to its time.
         ///
-        /// Also held by `the_stages_add_up_to_at_most_the_clients_waiting_time`.
+        /// Also held by `the_stages_add_up_to_at_most_the_requests_duration`.
         #[test]
         fn stages_add_up_to_the_whole_time(
             received in 0..1u64 << 40, steps in prop::collection::vec((0..8usize, 0..5_000_000u64, any::<bool>()), 0..20),

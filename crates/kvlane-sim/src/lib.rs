@@ -5,6 +5,8 @@
 //! [`world::World`] is such a driver: it plays a trace through many engines, placed by the
 //! [`kvlane_core::router::Router`] that runs in production.
 
+#![warn(clippy::disallowed_methods)]
+
 pub mod chaos;
 pub mod clock;
 pub mod engine;

@@ -10,6 +10,8 @@
 //! Nothing here waits, logs or reads a clock; files are read once, in [`Tokenizer::load`]. If the tokens cannot be
 //! determined, the result is [`Unknown`] with the reason, and the caller estimates.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod bpe;
 mod encode;
 mod json;

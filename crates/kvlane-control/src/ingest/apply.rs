@@ -571,3 +571,167 @@ fn added(a: Counters, b: Counters) -> Counters {
         given_up: a.given_up.saturating_add(b.given_up),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cache_accuracy::Feed;
+    use kvlane_fleet::clock::Clock;
+    use kvlane_fleet::feed::{FeedFacts, Source};
+    use kvlane_fleet::parity::Parity;
+    use kvlane_fleet::settings::Settings;
+    use kvlane_fleet::tokenize::{Tokenizers, Tokens};
+    use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_fleet::worker::{Rank, Worker, WorkerId};
+
+    use super::*;
+    use crate::testing::{Told, batch};
+
+    /// A feed whose messages the test queues, and the endpoint that it is applied to.
+    struct Bench {
+        applier: Applier,
+        pool: Arc<ModelPool>,
+        endpoint: EndpointId,
+    }
+
+    impl Bench {
+        /// A feed that is connected.
+        fn new(rank: Option<u32>, replay: bool) -> Self {
+            let tokenizers = Tokenizers::start(&Tokens::default(), &Default::default()).expect("threads");
+            let drained = tokio::sync::mpsc::unbounded_channel().0;
+            let settings = Settings::default();
+            let fleet = Fleet::new(settings, Arc::default(), Clock::start(1.0), tokenizers, drained);
+            let worker =
+                Worker::new(WorkerId(1), &WorkerSpec::new("http://10.0.0.1:1"), None).expect("a worker");
+            let source = Source {
+                address: "10.0.0.1:2".into(),
+                replay: replay.then(|| "10.0.0.1:3".into()),
+                topic: String::new(),
+                told_by: ToldBy::Configuration,
+            };
+            let facts = FeedFacts {
+                name: "feed".into(),
+                source,
+                allowed: None,
+                rank,
+                parity: Parity::Verified,
+                block_tokens: None,
+            };
+            let feed = Arc::new(EventFeed::new(&fleet.settings().kv_events, facts));
+            let pool = Arc::new(fleet.new_pool("m"));
+            let joined = pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None);
+            let endpoint = joined.expect("room").id;
+            let patience = Patience { connect: Duration::ZERO, heartbeat: Duration::ZERO };
+            let (fleet, sockets) = (Arc::new(fleet), Handle::current());
+            let applier = Applier::new(fleet, Arc::clone(&pool), endpoint, feed, sockets, patience, None);
+            let mut bench = Self { applier, pool, endpoint };
+            bench.tell(Item::Connected);
+            if replay {
+                bench.tell(Item::ReplayEnded(Round(1)));
+            }
+            bench
+        }
+
+        fn turn(&mut self) {
+            assert!(self.applier.turn(), "it is open");
+        }
+
+        fn tell(&mut self, item: Item) {
+            self.applier.feed.queue.tell(item);
+            self.turn();
+        }
+
+        fn live(&mut self, seq: u64, payload: Vec<u8>) {
+            self.applier.feed.queue.live(seq, payload.into());
+            self.turn();
+        }
+
+        async fn replayed(&mut self, round: u64, seq: u64, payload: Vec<u8>) {
+            self.applier.feed.queue.replayed(Round(round), seq, payload.into()).await;
+            self.turn();
+        }
+
+        /// The feed's state, and how many blocks the index has.
+        fn state(&self) -> (Feed, u64) {
+            let exact = self.pool.router.exact().expect("events are taken");
+            (self.applier.feed.seen().state, exact.blocks_of(self.endpoint))
+        }
+    }
+
+    /// A message with one block of `size` tokens, which follows block `name - 1`, if that is not 0.
+    fn stored(name: u64, size: u32) -> Vec<u8> {
+        let tokens: Vec<u32> = (0..size).map(|n| name as u32 * 100 + n).collect();
+        batch(None, &[Told::Stored(&[name], (name > 1).then(|| name - 1), &tokens, size, None)])
+    }
+
+    #[tokio::test]
+    async fn a_message_that_overtook_another_waits_for_it() {
+        let mut bench = Bench::new(None, true);
+        bench.live(0, stored(1, 4));
+        bench.live(2, stored(3, 4));
+        assert_eq!(bench.state(), (Feed::Syncing, 1));
+        bench.live(1, stored(2, 4));
+        assert_eq!(bench.state(), (Feed::Live, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_message_is_applied_from_a_replay() {
+        let mut bench = Bench::new(None, true);
+        bench.live(0, stored(1, 4));
+        tokio::time::advance(Duration::from_nanos(Config::default().replay_interval.0)).await;
+        bench.live(2, stored(3, 4));
+        bench.replayed(1, 1, stored(2, 4)).await;
+        assert_eq!(bench.state(), (Feed::Syncing, 1), "an earlier replay is ignored");
+        bench.replayed(2, 1, stored(2, 4)).await;
+        bench.tell(Item::ReplayEnded(Round(2)));
+        assert_eq!(bench.state(), (Feed::Live, 3));
+    }
+
+    #[tokio::test]
+    async fn without_a_replay_a_lost_message_drops_all_blocks_before_it() {
+        let mut bench = Bench::new(None, false);
+        bench.live(0, stored(1, 4));
+        bench.live(1, stored(2, 4));
+        bench.live(5, stored(1, 4));
+        assert_eq!(bench.state(), (Feed::Live, 1));
+        assert_eq!(bench.applier.feed.seen().stream.lost, 3);
+    }
+
+    #[tokio::test]
+    async fn an_invalid_message_drops_all_blocks_until_enough_valid_ones_followed() {
+        let mut bench = Bench::new(None, false);
+        bench.live(0, stored(1, 4));
+        bench.live(1, b"garbage".to_vec());
+        assert_eq!(bench.state(), (Feed::Refused, 0));
+        for n in 1..=u64::from(GOOD_MESSAGES) {
+            assert_eq!(bench.state().0, Feed::Refused);
+            bench.live(n + 1, stored(n, 4));
+        }
+        assert_eq!(bench.state(), (Feed::Live, GOOD_MESSAGES.into()));
+    }
+
+    #[tokio::test]
+    async fn a_restarted_engine_starts_without_blocks_and_nothing_of_the_old_one_is_applied() {
+        let mut bench = Bench::new(None, false);
+        bench.live(0, stored(1, 4));
+        bench.applier.feed.queue.start_over();
+        bench.live(1, stored(2, 4));
+        assert_eq!(bench.state(), (Feed::Syncing, 0));
+        bench.tell(Item::Connected);
+        bench.live(0, stored(1, 4));
+        assert_eq!(bench.state(), (Feed::Live, 1));
+    }
+
+    #[tokio::test]
+    async fn a_feed_of_another_rank_or_block_size_is_refused() {
+        let mut bench = Bench::new(Some(1), false);
+        bench.live(0, batch(Some(0), &[Told::Cleared]));
+        assert_eq!(bench.state(), (Feed::Refused, 0));
+        assert!(bench.applier.feed.seen().problem.is_some_and(|why| why.contains("expected rank 1")));
+        let mut bench = Bench::new(None, false);
+        let other = bench.pool.router.read(|scheduler| scheduler.pool().next_id()).expect("room");
+        bench.pool.block_sizes().insert(other, 16);
+        bench.live(0, stored(1, 4));
+        assert_eq!(bench.state(), (Feed::Refused, 0));
+        assert!(bench.applier.feed.seen().problem.is_some_and(|why| why.contains("another worker have 16")));
+    }
+}

@@ -37,7 +37,7 @@ use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::Worker;
 use kvlane_http::network::Allowed;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use self::apply::{Applier, BLOCK_TOKENS};
@@ -103,7 +103,8 @@ impl Ingest {
         applier.spawn(async move {
             loop {
                 let reader = Arc::clone(&feed);
-                let subscribing = sockets.spawn(async move { subscribe(&reader, patience).await });
+                let mut tasks = JoinSet::new();
+                tasks.spawn_on(async move { subscribe(&reader, patience).await }, &sockets);
                 let applier = Applier::new(
                     Arc::clone(&fleet),
                     Arc::clone(&pool),
@@ -113,14 +114,18 @@ impl Ingest {
                     patience,
                     kept.take(),
                 );
-                let applying = tokio::spawn(applier.run());
-                let aborts = [subscribing.abort_handle(), applying.abort_handle()];
-                let both = async { tokio::try_join!(subscribing, applying).map(|_| ()) };
-                match both.await {
-                    Err(error) if error.is_panic() => {}
-                    _ => return,
+                tasks.spawn(applier.run());
+                let panicked = loop {
+                    match tasks.join_next().await {
+                        Some(Ok(())) => {}
+                        Some(Err(error)) => break error.is_panic(),
+                        None => break false,
+                    }
+                };
+                if !panicked {
+                    return;
                 }
-                aborts.iter().for_each(AbortHandle::abort);
+                drop(tasks);
                 tracing::error!(feed = %feed.name, "KV event feed task panicked; restarting it");
                 if !distrust(&feed, &pool, endpoint) {
                     return;

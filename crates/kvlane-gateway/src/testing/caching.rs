@@ -13,9 +13,10 @@ use kvlane_fleet::tokenize::TokenSource;
 
 use crate::config::{Config, FeedSpec, WorkerSpec};
 use crate::testing::engine::FakeEngine;
-use crate::testing::feed::{FakeFeed, Told, batch};
+use crate::testing::feed::FakeFeed;
 use crate::testing::gateway::TestGateway;
 use crate::testing::wait::eventually;
+use crate::testing::{Told, batch};
 
 /// Tokens of a block of a [`CachingEngine`].
 pub const BLOCK: u32 = 4;

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::testing::wait::{PATIENCE, soon};
+use crate::testing::wait::{PATIENCE, eventually, soon};
 
 /// An engine on a free port. Dropping it closes all its sockets.
 pub struct FakeEngine {
@@ -47,6 +47,8 @@ struct Shared {
     probes: AtomicUsize,
     pages: AtomicUsize,
     calls: mpsc::UnboundedSender<Call>,
+    /// Held by every connection on which a request may arrive: not while a test has its [`Call`].
+    reading: Arc<()>,
 }
 
 /// A request that has reached the engine. The test answers it; dropping it closes its connection.
@@ -89,6 +91,7 @@ impl FakeEngine {
             probes: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
             calls: sender,
+            reading: Arc::default(),
         });
         let stop = CancellationToken::new();
         let (refuse, deafen, shut) = (stop.child_token(), stop.child_token(), stop.child_token());
@@ -110,9 +113,10 @@ impl FakeEngine {
                     () = deafen.cancelled() => { refuse.cancelled().await; return }
                 };
                 let (shared, stop, refuse) = (Arc::clone(&shared), stop.clone(), refuse.clone());
+                let reading = Arc::clone(&shared.reading);
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = shared.serve(stream, refuse) => {}
+                        () = shared.serve(stream, reading, refuse) => {}
                         () = stop.cancelled() => {}
                     }
                 });
@@ -207,9 +211,29 @@ impl FakeEngine {
             .expect("an engine")
     }
 
-    /// Whether no further request has arrived, probes aside.
-    pub async fn is_quiet(&self) -> bool {
-        self.calls.lock().await.is_empty()
+    /// The next request, if one has arrived. That none has does not mean that none was sent.
+    pub async fn call_at_hand(&self) -> Option<Call> {
+        self.calls.lock().await.try_recv().ok()
+    }
+
+    /// Checks that the test has taken all requests that were ever sent, probes aside. All senders have ended, as after
+    /// [`TestGateway::end_quiet`](crate::testing::TestGateway::end_quiet): then each connection ends in bytes that have
+    /// arrived.
+    ///
+    /// # Panics
+    /// There is another request.
+    pub(super) async fn has_no_more(&self) {
+        // Connections are accepted in order: with the answer to this one, all before it have been accepted.
+        if let Ok(mut last) = TcpStream::connect(self.authority()).await {
+            last.write_all(b"GET /health HTTP/1.1\r\n\r\n").await.expect("the engine reads");
+            soon("the engine answers", last.read_u8()).await.expect("an answer");
+        }
+        let mut calls = self.calls.lock().await;
+        let all_read = || Arc::strong_count(&self.shared.reading) == 1;
+        eventually("all connections were read to their end", || all_read() || !calls.is_empty()).await;
+        if let Ok(Call { head, body, .. }) = calls.try_recv() {
+            panic!("one request more at {}: {head}{:.200}", self.url, String::from_utf8_lossy(&body));
+        }
     }
 
     /// Answers the next request with 200 and this JSON, and returns it.
@@ -231,7 +255,7 @@ impl Drop for FakeEngine {
 
 impl Shared {
     /// Serves one connection until either side closes it.
-    async fn serve(&self, mut stream: TcpStream, refuse: CancellationToken) {
+    async fn serve(&self, mut stream: TcpStream, mut reading: Arc<()>, refuse: CancellationToken) {
         stream.set_nodelay(true).expect("a socket option");
         let connection = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let mut buffer = BytesMut::new();
@@ -255,10 +279,12 @@ impl Shared {
             if self.calls.send(Call { head, body, connection, stream, back }).is_err() {
                 return;
             }
+            drop(reading);
             match returned.await {
                 Ok(given) => stream = given,
                 Err(_) => return,
             }
+            reading = Arc::clone(&self.reading);
         }
     }
 

@@ -118,6 +118,11 @@ impl TestGateway {
         text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// Waits until a sample has this value.
+    pub async fn metric_becomes(&self, sample: &str, value: f64) {
+        soon(sample, async { while self.metric(sample).await != Some(value) {} }).await;
+    }
+
     /// Decisions of the only pool, newest first.
     pub async fn decisions(&self) -> Vec<Value> {
         let answer = self.operate("GET", "/decisions", "").await.json();
@@ -137,6 +142,17 @@ impl TestGateway {
         self.ledger_is_zero().await;
         let cut = soon("the gateway ends", self.serving.shut_down()).await;
         assert!(cut.is_nothing(), "connections were cut at shutdown: {cut:?}");
+    }
+
+    /// Like [`TestGateway::end`], and checks that `engines` were sent nothing but what the test has taken.
+    ///
+    /// # Panics
+    /// Like [`TestGateway::end`], or an engine has another request.
+    pub async fn end_quiet(self, engines: &[&FakeEngine]) {
+        self.end().await;
+        for engine in engines {
+            engine.has_no_more().await;
+        }
     }
 
     /// Shuts the gateway down; returns whether all requests ended by themselves.

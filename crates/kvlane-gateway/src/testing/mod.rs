@@ -20,9 +20,10 @@ pub use self::caching::{
 };
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine, next_call};
-pub use self::feed::{FakeFeed, Told, batch};
+pub use self::feed::FakeFeed;
 pub use self::gateway::{TestGateway, config, is_zero};
 pub use self::wait::{PATIENCE, eventually, soon};
+pub use kvlane_control::testing::{Told, batch};
 
 /// A chat body for `model` whose user message is `text`.
 pub fn chat(model: &str, text: &str) -> String {

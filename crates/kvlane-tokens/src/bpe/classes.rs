@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use regex_syntax::hir::{Class, HirKind};
+use regex_syntax::hir::{Class, Hir, HirKind};
 
 /// `\p{Lu}` and `\p{Lt}`.
 pub(super) const UPPER: u8 = 1;
@@ -91,9 +91,8 @@ static CLASSES: LazyLock<Classes> = LazyLock::new(|| {
 
 /// The code point ranges of a character class.
 fn ranges(pattern: &str) -> Vec<(char, char)> {
-    let parsed = regex_syntax::parse(pattern).expect("the class patterns are constants");
-    match parsed.kind() {
-        HirKind::Class(Class::Unicode(class)) => {
+    match regex_syntax::parse(pattern).map(Hir::into_kind) {
+        Ok(HirKind::Class(Class::Unicode(class))) => {
             class.iter().map(|range| (range.start(), range.end())).collect()
         }
         other => unreachable!("{pattern} is not a Unicode class but {other:?}"),

@@ -138,8 +138,8 @@ impl Cache {
 /// `bytes` (up to 15) bytes of `text` from `from` on, with their number in the last byte.
 #[inline(always)]
 fn load(text: &[u8], from: usize, bytes: usize) -> u128 {
-    let all = match text.get(from..from + 16) {
-        Some(all) => u128::from_le_bytes(all.try_into().expect("16 bytes")),
+    let all = match text[from..].first_chunk() {
+        Some(&all) => u128::from_le_bytes(all),
         None => {
             let mut all = [0; 16];
             all[..bytes].copy_from_slice(&text[from..from + bytes]);
@@ -151,7 +151,9 @@ fn load(text: &[u8], from: usize, bytes: usize) -> u128 {
 
 #[inline(always)]
 fn load_16(text: &[u8], from: usize) -> u128 {
-    u128::from_le_bytes(text[from..from + 16].try_into().expect("16 bytes"))
+    let mut all = [0; 16];
+    all.copy_from_slice(&text[from..from + 16]);
+    u128::from_le_bytes(all)
 }
 
 /// Folded product of both halves: every byte affects the high and the low bits. The constants are digits of pi.
