@@ -272,9 +272,9 @@ mod tests {
     fn a_line_that_is_no_prompt_is_named() {
         for (line, word) in [
             ("{", "EOF"),
-            ("{}", "none of"),
-            (r#"{"prompt":"a","messages":[]}"#, "several"),
-            (r#"{"messages":"a"}"#, "no list"),
+            ("{}", "set one of"),
+            (r#"{"prompt":"a","messages":[]}"#, "set only one of"),
+            (r#"{"messages":"a"}"#, "not a list"),
             (r#"{"body":{}}"#, "neither"),
             (r#"{"prompt":"a","arrival_s":-1}"#, "-1 s"),
             (r#"{"prompt":"a","think_s":-1}"#, "-1 s"),
