@@ -178,7 +178,7 @@ mod tests {
     const DELAY: Duration = Duration::from_secs(1);
 
     /// What becomes of a second copy beside a first one that ends with `first`, in a pool of this many workers.
-    async fn copy(workers: u64, budget: f64, first: impl Future<Output = Outcome>) -> Second {
+    async fn copy(workers: u64, budget: f64, first: impl Future<Output = Outcome>) -> SecondCopy {
         let mut of_fleet = settings::Settings::default();
         of_fleet.hedges.share = Share::of(budget);
         of_fleet.hedges.per_second = PerSecond::of(budget);
@@ -188,7 +188,7 @@ mod tests {
         let mut attempts = Attempts::new(&world.proxy, &routed, Arc::default(), deadlines);
         let lease = attempts.place().await.expect("an endpoint");
         let second = second(&mut attempts, &lease, pin!(first), DELAY).await;
-        if let Second::Placed(second) = &second {
+        if let SecondCopy::Placed(second) = &second {
             assert_ne!(second.worker.id, lease.worker.id, "it goes to another worker");
         }
         second
@@ -211,15 +211,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_copy_is_placed_only_if_the_first_is_late() {
-        assert!(matches!(copy(2, 1.0, late(DELAY / 2)).await, Second::NotNeeded(_)));
-        assert!(matches!(copy(2, 1.0, late(DELAY)).await, Second::NotNeeded(_)), "both at once");
-        assert!(matches!(copy(2, 1.0, never()).await, Second::Placed(_)));
+        assert!(matches!(copy(2, 1.0, late(DELAY / 2)).await, SecondCopy::NotNeeded(_)));
+        assert!(matches!(copy(2, 1.0, late(DELAY)).await, SecondCopy::NotNeeded(_)), "both at once");
+        assert!(matches!(copy(2, 1.0, never()).await, SecondCopy::Placed(_)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_copy_is_refused_without_another_worker_or_budget() {
-        assert!(matches!(copy(1, 1.0, never()).await, Second::Refused));
-        assert!(matches!(copy(2, 0.0, never()).await, Second::Refused));
+        assert!(matches!(copy(1, 1.0, never()).await, SecondCopy::Refused));
+        assert!(matches!(copy(2, 0.0, never()).await, SecondCopy::Refused));
     }
 
     #[tokio::test]
