@@ -606,7 +606,7 @@ mod tests {
                 address: "10.0.0.1:2".into(),
                 replay: replay.then(|| "10.0.0.1:3".into()),
                 topic: String::new(),
-                told_by: ToldBy::Configuration,
+                found_by: FoundBy::Configuration,
             };
             let facts = FeedFacts {
                 name: "feed".into(),
@@ -702,11 +702,11 @@ mod tests {
         bench.live(0, stored(1, 4));
         bench.live(1, b"garbage".to_vec());
         assert_eq!(bench.state(), (Feed::Refused, 0));
-        for n in 1..=u64::from(GOOD_MESSAGES) {
+        for n in 1..=u64::from(VALID_MESSAGES) {
             assert_eq!(bench.state().0, Feed::Refused);
             bench.live(n + 1, stored(n, 4));
         }
-        assert_eq!(bench.state(), (Feed::Live, GOOD_MESSAGES.into()));
+        assert_eq!(bench.state(), (Feed::Live, VALID_MESSAGES.into()));
     }
 
     #[tokio::test]

@@ -37,6 +37,9 @@ pub(super) fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         // The error may be in a key below the one that was set, as in `--set retry={jitter: 2}`.
         let below = error.path().to_string();
         let at = if below.starts_with(key) { &below } else { key };
-        anyhow!("{at}: {}", error.inner())
+        // A policy names its parameter itself.
+        let cause = error.inner().to_string();
+        let name = at.rsplit('.').next().unwrap_or(at);
+        anyhow!("{at}: {}", cause.strip_prefix(&format!("{name}: ")).unwrap_or(&cause))
     })
 }
