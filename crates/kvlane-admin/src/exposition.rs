@@ -26,7 +26,7 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     metrics.panics.read();
     let runtimes = proxy.fleet.runtimes();
     let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
-    metrics.tasks.set(tasks as i64);
+    metrics.gateway.tasks.set(tasks as i64);
     let mut text = String::new();
     if encode(&mut text, &registry).is_err() {
         let _ = write!(text, "# the metrics could not be written\n# EOF\n");
@@ -53,22 +53,32 @@ fn read_feeds(metrics: &Metrics, proxy: &Proxy, now: Nanos) {
 }
 
 fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
-    for gauges in [&metrics.worker_requests, &metrics.worker_prefill_tokens, &metrics.worker_context_tokens] {
+    for gauges in [
+        &metrics.workers.worker_requests_active,
+        &metrics.workers.worker_prefill_tokens,
+        &metrics.workers.worker_context_tokens,
+    ] {
         gauges.clear();
     }
-    for gauges in [&metrics.worker_kv_usage, &metrics.worker_prefill_rate, &metrics.worker_decode_step] {
+    for gauges in [
+        &metrics.workers.worker_kv_usage_ratio,
+        &metrics.workers.worker_prefill_tokens_per_second,
+        &metrics.workers.worker_decode_step,
+    ] {
         gauges.clear();
     }
-    for gauges in [&metrics.queue, &metrics.index_bytes, &metrics.index_blocks] {
+    for gauges in
+        [&metrics.requests.queue_requests, &metrics.tokens.index_bytes, &metrics.tokens.index_blocks]
+    {
         gauges.clear();
     }
-    metrics.output_tokens_usual.clear();
+    metrics.tokens.output_tokens_usual.clear();
     metrics.cache_accuracy.clear();
     for pool in pools {
         let model = ModelLabel { model: pool.model.clone() };
         let (bytes, blocks) = pool.router.index_size();
-        metrics.index_bytes.get_or_create(&model).set(bytes as i64);
-        metrics.index_blocks.get_or_create(&model).set(blocks as i64);
+        metrics.tokens.index_bytes.get_or_create(&model).set(bytes as i64);
+        metrics.tokens.index_blocks.get_or_create(&model).set(blocks as i64);
         // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
         let copied = |scheduler: &Scheduler| {
             let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
@@ -76,8 +86,8 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
             (scheduler.queued(), scheduler.usual_output_tokens(), endpoints)
         };
         let (queued, usual_output_tokens, endpoints) = pool.router.read(copied);
-        metrics.queue.get_or_create(&model).set(queued as i64);
-        metrics.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
+        metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
+        metrics.tokens.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
         for (endpoint, rates) in &endpoints {
             read_endpoint(metrics, &pool.model, endpoint, rates);
         }
@@ -88,18 +98,18 @@ fn read_endpoint(metrics: &Metrics, model: &str, endpoint: &Endpoint, rates: &Ra
     let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
     metrics.cache_accuracy.read(&labels, endpoint);
     let load = endpoint.load.in_flight;
-    metrics.worker_requests.get_or_create(&labels).set(load.requests.into());
-    metrics.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
-    metrics.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
-    metrics.worker_prefill_rate.get_or_create(&labels).set(rates.shown_prefill_rate());
-    metrics.worker_decode_step.get_or_create(&labels).set(rates.shown_step_s(&load));
+    metrics.workers.worker_requests_active.get_or_create(&labels).set(load.requests.into());
+    metrics.workers.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
+    metrics.workers.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+    metrics.workers.worker_prefill_tokens_per_second.get_or_create(&labels).set(rates.shown_prefill_rate());
+    metrics.workers.worker_decode_step.get_or_create(&labels).set(rates.shown_step_s(&load));
     if let Some((reported, _)) = endpoint.load.reported {
-        metrics.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
+        metrics.workers.worker_kv_usage_ratio.get_or_create(&labels).set(reported.kv_usage_ratio.into());
     }
 }
 
 fn read_tokenizers(metrics: &Metrics, proxy: &Proxy) {
-    metrics.tokenizer_queue.set(proxy.fleet.tokenizers.waiting() as i64);
+    metrics.tokens.tokenizer_queue.set(proxy.fleet.tokenizers.waiting() as i64);
     let (mut bytes, mut reused, mut encoded) = (0, 0, 0);
     for local in proxy.fleet.tokenizers.loaded() {
         let stats = local.tokenizer.stats();
@@ -107,9 +117,9 @@ fn read_tokenizers(metrics: &Metrics, proxy: &Proxy) {
         reused += stats.tokens_reused;
         encoded += stats.tokens_encoded;
     }
-    metrics.tokenizer_cache_bytes.set(bytes as i64);
+    metrics.tokens.tokenizer_cache_bytes.set(bytes as i64);
     for (from, tokens) in [("cache", reused), ("text", encoded)] {
-        let counter = metrics.tokenizer_tokens.get_or_create(&TokensLabel { from });
+        let counter = metrics.tokens.tokenizer_tokens.get_or_create(&TokensLabel { from });
         counter.inner().store(tokens, Ordering::Relaxed);
     }
 }

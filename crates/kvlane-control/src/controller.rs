@@ -164,7 +164,12 @@ impl Controller {
         workers.insert(id, Arc::clone(&worker));
         drop(workers);
         if !replaces {
-            self.fleet.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
+            self.fleet
+                .metrics
+                .workers
+                .worker_health
+                .get_or_create(&WorkerLabel { worker: worker.url.to_string() })
+                .set(0);
         }
         let (controller, probed) = (Arc::clone(self), Arc::clone(&worker));
         self.spawn(format!("probes of {}", worker.url), move || {
@@ -570,7 +575,12 @@ fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
     for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
         pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }
-    fleet.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
+    fleet
+        .metrics
+        .workers
+        .worker_health
+        .get_or_create(&WorkerLabel { worker: worker.url.to_string() })
+        .set(healthy.into());
     if healthy {
         tracing::info!(worker = %worker.url, "worker healthy");
     }

@@ -115,7 +115,7 @@ impl Serving {
     }
 
     fn note_reload(&self, result: &'static str) {
-        self.fleet.metrics.reloads.get_or_create(&ReloadLabel { result }).inc();
+        self.fleet.metrics.gateway.config_reloads.get_or_create(&ReloadLabel { result }).inc();
     }
 
     fn take_over(&self, mut next: Config) -> Result<Reloaded, String> {

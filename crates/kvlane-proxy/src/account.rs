@@ -178,7 +178,7 @@ impl Drop for Account {
         let api = self.api.map_or("other", Api::name);
         self.tell(pool.as_deref(), status, settled);
         let model = pool.map_or_else(String::new, |pool| pool.model.clone());
-        self.proxy.fleet.metrics.requests.get_or_create(&RequestLabels { model, api, code }).inc();
+        self.proxy.fleet.metrics.requests.requests.get_or_create(&RequestLabels { model, api, code }).inc();
     }
 }
 

@@ -2,65 +2,40 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-
-use super::table::Registration;
+use super::labels::{AuthLabels, HandshakeLabel};
+use super::table::Gateway;
 
 /// Names that have a row of their own; further ones share the row [`OTHER_NAMES`].
 const NAMES_MAX: usize = 1000;
 /// The label of names without a row of their own. A key cannot have this name.
 pub const OTHER_NAMES: &str = "other";
 
-/// The outcome of an authentication.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AuthLabels {
-    /// `accepted`, `missing`, `invalid` or `forbidden`.
-    outcome: &'static str,
-    /// The name of the key; empty if the key is unknown or absent.
-    name: String,
-}
-
-/// The outcome of a TLS handshake with a client.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct HandshakeLabel {
-    /// `done` or `failed`.
-    outcome: &'static str,
-}
-
 /// Counters of [`kvlane_proxy::auth`] and [`kvlane_http::tls`].
 #[derive(Debug, Default)]
 pub struct AuthMetrics {
-    requests: Family<AuthLabels, Counter>,
-    handshakes: Family<HandshakeLabel, Counter>,
-    names: AtomicUsize,
+    pub(super) rows: Gateway,
+    pub(super) names: AtomicUsize,
 }
 
 // === impl AuthMetrics ===
 
 impl AuthMetrics {
-    pub(super) fn register(&self, r: &mut Registration<'_>) {
-        r.register("auth_requests", self.requests.clone());
-        r.register("tls_handshakes", self.handshakes.clone());
-    }
-
     /// Counts a TLS handshake with a client, completed or failed.
     pub fn note_handshake(&self, done: bool) {
         let outcome = if done { "done" } else { "failed" };
-        self.handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
+        self.rows.tls_handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
     }
 
     /// Counts a request by the `outcome` of its authentication and the name of its key.
     pub fn note(&self, outcome: &'static str, name: &str) {
         let labels = AuthLabels { outcome, name: name.to_owned() };
-        if let Some(row) = self.requests.get(&labels) {
+        if let Some(row) = self.rows.auth_requests.get(&labels) {
             row.inc();
             return;
         }
         let known = name.is_empty() || self.names.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
         let labels = if known { labels } else { AuthLabels { name: OTHER_NAMES.to_owned(), ..labels } };
-        self.requests.get_or_create(&labels).inc();
+        self.rows.auth_requests.get_or_create(&labels).inc();
     }
 }
 
@@ -76,7 +51,7 @@ mod tests {
         }
         metrics.note("invalid", "");
         let count = |outcome, name: &str| {
-            metrics.requests.get(&AuthLabels { outcome, name: name.into() }).map(|row| row.get())
+            metrics.rows.auth_requests.get(&AuthLabels { outcome, name: name.into() }).map(|row| row.get())
         };
         assert_eq!((count("accepted", "n0"), count("accepted", "other")), (Some(1), Some(NAMES_MAX as u64)));
         assert_eq!((count("accepted", &format!("n{NAMES_MAX}")), count("invalid", "")), (None, Some(1)));

@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::labels::{ModelLabel, WorkerLabel};
-use super::table::Registration;
+use super::labels::{Continued, ContinuedLabel, HedgeLabel, Hedged, ModelLabel, ShedLabel, WorkerLabel};
+use super::table::{Requests, Workers};
 
 /// Time constant of the share of shed requests: a request's weight falls to 1/e in this time.
 const SHARE_SPAN_S: f64 = 60.0;
@@ -19,37 +17,8 @@ const SHARE_SPAN_S: f64 = 60.0;
 /// Counters of faults and of the gateway's reactions.
 #[derive(Default)]
 pub struct FaultMetrics {
-    busy: Family<WorkerLabel, Counter>,
-    continuations: Family<ContinuedLabel, Counter>,
-    hedges: Family<HedgeLabel, Counter>,
-    shed: Family<ShedLabel, Counter>,
-    shed_share: Family<ModelLabel, Gauge<f64, AtomicU64>>,
-    stalled: Family<WorkerLabel, Gauge>,
-    stalls: Family<WorkerLabel, Counter>,
-}
-
-/// The outcome of a second copy of a request.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
-#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
-pub enum Hedged {
-    /// The second copy was answered first.
-    won,
-    /// The first copy was answered first.
-    lost,
-    /// No endpoint took it: no holder of its prefix, or no budget.
-    refused,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct HedgeLabel {
-    outcome: Hedged,
-}
-
-/// Why a request was shed.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ShedLabel {
-    model: String,
-    reason: &'static str,
+    pub(super) requests: Requests,
+    pub(super) workers: Workers,
 }
 
 /// Counters of requests shed by one pool.
@@ -113,81 +82,48 @@ impl Shed {
     }
 }
 
-/// The outcome of continuing a broken stream.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
-#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
-pub enum Continued {
-    /// Another engine has begun to write the rest.
-    resumed,
-    /// Only the end was missing.
-    closed,
-    /// The answer is of a kind that cannot be continued.
-    unfit,
-    /// The limit of continuations was reached.
-    exhausted,
-    /// No endpoint took the rest: no endpoint, no budget, or a rejection.
-    refused,
-    /// The other engine's stream does not continue the first.
-    misfit,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ContinuedLabel {
-    outcome: Continued,
-}
-
 // === impl FaultMetrics ===
 
 impl FaultMetrics {
-    pub(super) fn register(&self, r: &mut Registration<'_>) {
-        r.register("worker_busy", self.busy.clone());
-        r.register("hedges", self.hedges.clone());
-        r.register("shed", self.shed.clone());
-        r.register("shed_ratio", self.shed_share.clone());
-        r.register("continuations", self.continuations.clone());
-        r.register("worker_stalled", self.stalled.clone());
-        r.register("worker_stalls", self.stalls.clone());
-    }
-
     /// Counts a response of a busy engine.
     pub fn note_busy(&self, worker: &str) {
-        self.busy.get_or_create(&WorkerLabel { worker: worker.into() }).inc();
+        self.workers.worker_busy.get_or_create(&WorkerLabel { worker: worker.into() }).inc();
     }
 
     /// Counts a second copy of a request, or a refusal to send one.
     pub fn note_hedge(&self, outcome: Hedged) {
-        self.hedges.get_or_create(&HedgeLabel { outcome }).inc();
+        self.requests.hedges.get_or_create(&HedgeLabel { outcome }).inc();
     }
 
     /// The handles of one pool.
     pub(super) fn shed(&self, label: &ModelLabel) -> Shed {
         let counter = |(_, reason)| {
             let label = ShedLabel { model: label.model.clone(), reason };
-            self.shed.get_or_create(&label).clone()
+            self.requests.shed.get_or_create(&label).clone()
         };
-        let share = self.shed_share.get_or_create(label).clone();
+        let share = self.requests.shed_ratio.get_or_create(label).clone();
         Shed { by_reason: REASONS.map(counter), share, recent: Arc::default() }
     }
 
     /// Counts a broken stream that might have been continued.
     pub fn note_continued(&self, outcome: Continued) {
-        self.continuations.get_or_create(&ContinuedLabel { outcome }).inc();
+        self.requests.continuations.get_or_create(&ContinuedLabel { outcome }).inc();
     }
 
     /// An endpoint has stalled, or has recovered.
     pub fn note_stalled(&self, worker: &str, stalled: bool) {
         let label = WorkerLabel { worker: worker.into() };
-        self.stalled.get_or_create(&label).set(i64::from(stalled));
+        self.workers.worker_stalled.get_or_create(&label).set(i64::from(stalled));
         if stalled {
-            self.stalls.get_or_create(&label).inc();
+            self.workers.worker_stalls.get_or_create(&label).inc();
         }
     }
 
     pub(super) fn forget_worker(&self, worker: &str) {
         let label = WorkerLabel { worker: worker.into() };
-        self.busy.remove(&label);
-        self.stalled.remove(&label);
-        self.stalls.remove(&label);
+        self.workers.worker_busy.remove(&label);
+        self.workers.worker_stalled.remove(&label);
+        self.workers.worker_stalls.remove(&label);
     }
 }
 

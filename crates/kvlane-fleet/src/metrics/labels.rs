@@ -116,4 +116,143 @@ impl FailureKind {
     }
 }
 
+/// The outcome of an authentication.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct AuthLabels {
+    /// `accepted`, `missing`, `invalid` or `forbidden`.
+    pub(super) outcome: &'static str,
+    /// The name of the key; empty if the key is unknown or absent.
+    pub(super) name: String,
+}
+
+/// The outcome of a TLS handshake with a client.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct HandshakeLabel {
+    /// `done` or `failed`.
+    pub(super) outcome: &'static str,
+}
+
+/// One source of knowledge about a worker's cache.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct KnowledgeLabels {
+    pub(super) worker: String,
+    pub(super) model: String,
+    pub(super) knowledge: &'static str,
+}
+
+/// A change between two sources.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ChangeLabels {
+    pub(super) model: String,
+    pub(super) from: &'static str,
+    pub(super) to: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct HedgeLabel {
+    pub(super) outcome: Hedged,
+}
+
+/// Why a request was shed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ShedLabel {
+    pub(super) model: String,
+    pub(super) reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ContinuedLabel {
+    pub(super) outcome: Continued,
+}
+
+/// A kind of event, message or incident of a feed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct KindLabels {
+    pub(super) worker: String,
+    pub(super) kind: &'static str,
+}
+
+/// One state of a feed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct StateLabels {
+    pub(super) worker: String,
+    pub(super) state: &'static str,
+}
+
+/// One entry of the configuration's limits.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct EntryLabels {
+    /// Its key, or `*`.
+    pub(super) key: String,
+    /// Its model, or `*`.
+    pub(super) model: String,
+}
+
+/// One entry, and which of its limits.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct LimitedLabels {
+    pub(super) key: String,
+    pub(super) model: String,
+    /// `requests`, `tokens` or `concurrency`.
+    pub(super) limit: &'static str,
+}
+
+/// A bound that no other metric shows.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ReachedLabel {
+    pub(super) limit: &'static str,
+}
+
+/// The place of a panic.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct PanicLabel {
+    /// The kind of thread.
+    pub(super) thread: &'static str,
+}
+
+/// The outcome of a span.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct OutcomeLabel {
+    /// `sent`, `dropped`, `failed` or `rejected`.
+    pub(super) outcome: &'static str,
+}
+
+/// One stage of a model's requests.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct StageLabels {
+    pub(super) model: String,
+    pub(super) stage: &'static str,
+}
+
+/// The outcome of a second copy of a request.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
+pub enum Hedged {
+    /// The second copy was answered first.
+    won,
+    /// The first copy was answered first.
+    lost,
+    /// No endpoint took it: no holder of its prefix, or no budget.
+    refused,
+}
+
+/// The outcome of continuing a broken stream.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
+pub enum Continued {
+    /// Another engine has begun to write the rest.
+    resumed,
+    /// Only the end was missing.
+    closed,
+    /// The answer is of a kind that cannot be continued.
+    unfit,
+    /// The limit of continuations was reached.
+    exhausted,
+    /// No endpoint took the rest: no endpoint, no budget, or a rejection.
+    refused,
+    /// The other engine's stream does not continue the first.
+    misfit,
+}
+
+/// A family of histograms.
 pub(super) type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;

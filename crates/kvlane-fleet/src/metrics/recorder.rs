@@ -2,8 +2,6 @@
 
 use prometheus_client::metrics::counter::Counter;
 
-use super::table::Registration;
-
 /// Counters of [`crate::recorder`].
 #[derive(Clone, Debug, Default)]
 pub struct RecorderMetrics {
@@ -11,13 +9,4 @@ pub struct RecorderMetrics {
     pub bytes: Counter,
     /// Inputs that were not written.
     pub lost: Counter,
-}
-
-// === impl RecorderMetrics ===
-
-impl RecorderMetrics {
-    pub(super) fn register(&self, r: &mut Registration<'_>) {
-        r.register("recorder_bytes", self.bytes.clone());
-        r.register("recorder_segments_lost", self.lost.clone());
-    }
 }

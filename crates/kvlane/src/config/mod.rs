@@ -371,7 +371,10 @@ mod tests {
         check(&["--set", "routing.policy=best"], &["--set routing.policy=best", "policy 'best'"]);
         check(&["--set", "server.request_timeout=1000y"], &["server.request_timeout", "a year"]);
         assert!(load(&["--policy", "cache_aware", "--balance-rel-threshold", "1"]).is_ok());
-        check(&["--policy", "cache_aware", "--balance-rel-threshold", "0.5"], &["'0.5'", "balance_rel_threshold: 0.5", "must be 1 to"]);
+        check(
+            &["--policy", "cache_aware", "--balance-rel-threshold", "0.5"],
+            &["'0.5'", "balance_rel_threshold: 0.5", "must be 1 to"],
+        );
         check(
             &["--set", r#"routing.policy={"name": "cache_aware", "cache_threshold": 7}"#],
             &["routing.policy: cache_threshold: 7 is out of range: must be 0 to 1"],

@@ -1,6 +1,11 @@
 //! One metric of the table, and groups of them.
 
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry, Unit};
+
+use crate::metrics::histogram::Histogram;
 
 /// The prefix of all metric names.
 pub const PREFIX: &str = "kvlane";
@@ -44,6 +49,69 @@ pub enum Kind {
     Histogram,
 }
 
+/// A metric of one kind.
+pub(super) trait Kinded {
+    const KIND: Kind;
+}
+
+impl<N, A> Kinded for Counter<N, A> {
+    const KIND: Kind = Kind::Counter;
+}
+
+impl<N, A> Kinded for Gauge<N, A> {
+    const KIND: Kind = Kind::Gauge;
+}
+
+impl Kinded for Histogram {
+    const KIND: Kind = Kind::Histogram;
+}
+
+impl<L, M: Kinded, C> Kinded for Family<L, M, C> {
+    const KIND: Kind = M::KIND;
+}
+
+/// A group: a struct with a field for each row, its row in the document, and its registration. The field's name is the
+/// metric's.
+macro_rules! rows {
+    (
+        $Group:ident, $title:literal, $intro:literal;
+        $( $visible:vis $name:ident: $Type:ty { $($row:tt)* } $(= $new:expr)?, )+
+    ) => {
+        #[doc = $intro]
+        #[derive(Clone, Debug)]
+        #[expect(missing_docs, reason = "each field is a row, which says what it counts")]
+        pub struct $Group {
+            $( $visible $name: $Type, )+
+        }
+
+        impl $Group {
+            pub(super) const GROUP: super::row::Group =
+                super::row::Group { title: $title, intro: $intro, rows: &Self::ROWS };
+
+            const ROWS: [super::row::Row; [$(stringify!($name)),+].len()] = [$( super::row::Row {
+                name: stringify!($name),
+                kind: <$Type as super::row::Kinded>::KIND,
+                $($row)*
+            } ),+];
+
+            pub(crate) fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                let [$($name),+] = &Self::ROWS;
+                $( $name.register(registry, self.$name.clone()); )+
+            }
+        }
+
+        impl Default for $Group {
+            fn default() -> Self {
+                Self { $( $name: super::row::rows!(@new $($new)?), )+ }
+            }
+        }
+    };
+    (@new) => { Default::default() };
+    (@new $new:expr) => { $new };
+}
+
+pub(super) use rows;
+
 // === impl Kind ===
 
 impl Kind {
@@ -55,15 +123,6 @@ impl Kind {
             Self::Histogram => "histogram",
         }
     }
-
-    pub(super) fn is(self, metric: MetricType) -> bool {
-        matches!(
-            (self, metric),
-            (Self::Counter, MetricType::Counter)
-                | (Self::Gauge, MetricType::Gauge)
-                | (Self::Histogram, MetricType::Histogram)
-        )
-    }
 }
 
 // === impl Row ===
@@ -74,6 +133,13 @@ impl Row {
         let unit = if self.seconds { "_seconds" } else { "" };
         let total = if self.kind == Kind::Counter { "_total" } else { "" };
         format!("{PREFIX}_{}{unit}{total}", self.name)
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry, metric: impl Metric) {
+        match self.seconds {
+            true => registry.register_with_unit(self.name, self.help, Unit::Seconds, metric),
+            false => registry.register(self.name, self.help, metric),
+        }
     }
 
     pub(super) fn unit(&self) -> &'static str {

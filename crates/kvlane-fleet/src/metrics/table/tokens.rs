@@ -1,148 +1,139 @@
 //! Metrics of tokens and caches.
 
-use super::row::Kind::{Counter, Gauge, Histogram};
-use super::row::{Group, Row};
+use std::sync::atomic::AtomicU64;
 
-pub(super) const GROUP: Group = Group {
-    title: "Tokens and caches",
-    intro: "Tokens of requests, and how many of them were cached.",
-    rows: ROWS,
-};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 
-const ROWS: &[Row] = &[
-    Row {
-        name: "input_tokens",
-        kind: Counter,
+use super::row::rows;
+use crate::metrics::histogram::Histogram;
+use crate::metrics::labels::{EstimateLabels, HistogramFamily, ModelLabel, TokensLabel};
+
+/// Upper bounds in seconds for the time that counting a prompt takes.
+const TOKENIZE_BUCKETS: [f64; 12] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
+
+rows! {
+    Tokens, "Tokens and caches", "Tokens of requests, and how many of them were cached.";
+
+    pub input_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens, as reported by engines",
         meaning: "Prompt tokens, where the engine reports them",
         worry: "",
     },
-    Row {
-        name: "output_tokens",
-        kind: Counter,
+
+    pub output_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Output tokens",
         meaning: "Output tokens: the engine's count if it reports one, else the gateway's",
         worry: "it falls while requests do not: responses break",
     },
-    Row {
-        name: "output_tokens_usual",
-        kind: Gauge,
+
+    pub output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>> {
         seconds: false,
         labels: &["model"],
         help: "Mean output tokens of recent responses",
         meaning: "Mean output tokens of recent responses; the initial estimate of a response's length",
         worry: "",
     },
-    Row {
-        name: "cached_tokens",
-        kind: Counter,
+
+    pub cached_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines reported as cached",
         meaning: "Prompt tokens that the engine reported as cached",
         worry: "its share of `kvlane_input_tokens_total` falls: other traffic, or caches that are too small",
     },
-    Row {
-        name: "predicted_cached_tokens",
-        kind: Counter,
+
+    pub predicted_cached_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens predicted to be in cache",
         meaning: "Prompt tokens that were predicted to be cached",
         worry: "it is far from `kvlane_cached_tokens_total`: see the predictions below",
     },
-    Row {
-        name: "prompt_tokens",
-        kind: Counter,
+
+    pub prompt_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens of answered requests, as counted here",
         meaning: "Prompt tokens of answered requests as counted here, whether or not the engine reports them: the total for `kvlane_predicted_cached_tokens_total`",
         worry: "",
     },
-    Row {
-        name: "engine_queried_tokens",
-        kind: Counter,
+
+    pub engine_queried_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines looked for in their caches, by their own counters",
         meaning: "Prompt tokens that engines looked for in their prefix caches, by the counters of their `/metrics`; including requests that did not pass through the gateway",
         worry: "",
     },
-    Row {
-        name: "engine_hit_tokens",
-        kind: Counter,
+
+    pub engine_hit_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines found in their caches, by their own counters",
         meaning: "Prompt tokens that engines found in their prefix caches, by the same counters",
         worry: "its share of `kvlane_engine_queried_tokens_total` falls",
     },
-    Row {
-        name: "tokenize",
-        kind: Histogram,
+
+    pub tokenize: HistogramFamily<ModelLabel> {
         seconds: true,
         labels: &["model"],
         help: "Time until the tokens of a prompt were counted, waiting included",
         meaning: "Time until the tokens of a prompt were counted, waiting included",
         worry: "its 99th percentile nears the time to first token",
-    },
-    Row {
-        name: "prompts_estimated",
-        kind: Counter,
+    } = Family::new_with_constructor(|| Histogram::new(TOKENIZE_BUCKETS)),
+
+    pub prompts_estimated: Family<EstimateLabels, Counter> {
         seconds: false,
         labels: &["model", "why"],
         help: "Prompts whose tokens could not be counted, by reason",
         meaning: "Prompts of a pool that counts which could not be counted",
         worry: "it grows: placement is less accurate than possible; the label shows what to change",
     },
-    Row {
-        name: "tokenizer_queue",
-        kind: Gauge,
+
+    pub tokenizer_queue: Gauge {
         seconds: false,
         labels: &[],
         help: "Prompts waiting to be counted",
         meaning: "Prompts waiting to be counted",
         worry: "it stays near `tokens.queue_size`",
     },
-    Row {
-        name: "tokenizer_cache_bytes",
-        kind: Gauge,
+
+    pub tokenizer_cache_bytes: Gauge {
         seconds: false,
         labels: &[],
         help: "Memory of cached encodings",
         meaning: "Memory of cached encodings",
         worry: "it is at `tokens.cache_memory` while most tokens come from `text`",
     },
-    Row {
-        name: "tokenizer_tokens",
-        kind: Counter,
+
+    pub tokenizer_tokens: Family<TokensLabel, Counter> {
         seconds: false,
         labels: &["from"],
         help: "Tokens counted, from the cache or by encoding",
         meaning: "Tokens counted: from the `cache`, or by encoding `text`",
         worry: "the share from `cache` falls",
     },
-    Row {
-        name: "index_bytes",
-        kind: Gauge,
+
+    pub index_bytes: Family<ModelLabel, Gauge> {
         seconds: false,
         labels: &["model"],
         help: "Memory counted by the prefix index",
         meaning: "Memory the prefix index counts",
         worry: "it is at `routing.index_memory` or `kv_events.index_memory`: prefixes are dropped early",
     },
-    Row {
-        name: "index_blocks",
-        kind: Gauge,
+
+    pub index_blocks: Family<ModelLabel, Gauge> {
         seconds: false,
         labels: &["model"],
         help: "Blocks in the prefix index, once per holder",
         meaning: "Blocks in the index, once per holder",
         worry: "it is far below the number of blocks in the caches",
     },
-];
+}

@@ -1,118 +1,110 @@
 //! Metrics of workers.
 
-use super::row::Kind::{Counter, Gauge};
-use super::row::{Group, Row};
+use std::sync::atomic::AtomicU64;
 
-pub(super) const GROUP: Group =
-    Group { title: "Workers", intro: "Health, load and speed of workers.", rows: ROWS };
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 
-const ROWS: &[Row] = &[
-    Row {
-        name: "worker_health",
-        kind: Gauge,
+use super::row::rows;
+use crate::metrics::labels::{FailureLabels, SelectionLabels, WorkerLabel, WorkerLabels};
+
+rows! {
+    Workers, "Workers", "Health, load and speed of workers.";
+
+    pub worker_health: Family<WorkerLabel, Gauge> {
         seconds: false,
         labels: &["worker"],
         help: "1 if requests are placed there",
         meaning: "1 if healthy",
         worry: "it is 0 for longer than a restart takes",
     },
-    Row {
-        name: "worker_stalled",
-        kind: Gauge,
+
+    pub worker_stalled: Family<WorkerLabel, Gauge> {
         seconds: false,
         labels: &["worker"],
         help: "1 while requests are in flight and the engine makes no progress",
         meaning: "1 while requests are in flight there and its engine makes no progress, though it may answer health checks",
         worry: "1: the engine hangs; look at its log",
     },
-    Row {
-        name: "worker_stalls",
-        kind: Counter,
+
+    pub worker_stalls: Family<WorkerLabel, Counter> {
         seconds: false,
         labels: &["worker"],
         help: "Times that the engine stopped making progress",
         meaning: "Times that its engine stopped making progress",
         worry: "it grows",
     },
-    Row {
-        name: "worker_requests_active",
-        kind: Gauge,
+
+    pub worker_requests_active: Family<WorkerLabels, Gauge> {
         seconds: false,
         labels: &["worker", "model"],
         help: "Requests in flight",
         meaning: "Requests in flight",
         worry: "one worker has far more than the others",
     },
-    Row {
-        name: "worker_prefill_tokens",
-        kind: Gauge,
+
+    pub worker_prefill_tokens: Family<WorkerLabels, Gauge> {
         seconds: false,
         labels: &["worker", "model"],
         help: "Uncached prompt tokens in flight",
         meaning: "Uncached prompt tokens in flight (`P`)",
         worry: "it stays high at one worker: prompts queue there",
     },
-    Row {
-        name: "worker_context_tokens",
-        kind: Gauge,
+
+    pub worker_context_tokens: Family<WorkerLabels, Gauge> {
         seconds: false,
         labels: &["worker", "model"],
         help: "Prompt and output tokens in flight",
         meaning: "Prompt and output tokens in flight (`T`)",
         worry: "it nears the size of the KV cache",
     },
-    Row {
-        name: "worker_kv_usage_ratio",
-        kind: Gauge,
+
+    pub worker_kv_usage_ratio: Family<WorkerLabels, Gauge<f64, AtomicU64>> {
         seconds: false,
         labels: &["worker", "model"],
         help: "KV cache use as the engine reports it",
         meaning: "KV cache use, as the engine reports it",
         worry: "above 0.95: the engine preempts soon",
     },
-    Row {
-        name: "worker_prefill_tokens_per_second",
-        kind: Gauge,
+
+    pub worker_prefill_tokens_per_second: Family<WorkerLabels, Gauge<f64, AtomicU64>> {
         seconds: false,
         labels: &["worker", "model"],
         help: "Learned prefill rate in uncached prompt tokens per second, for a prompt of 4096",
         meaning: "Prefill rate in uncached prompt tokens per second, learned from responses, for a prompt of 4096 tokens",
         worry: "one worker is at half the rate of similar ones: its GPU is throttled or shared",
     },
-    Row {
-        name: "worker_decode_step",
-        kind: Gauge,
+
+    pub worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>> {
         seconds: true,
         labels: &["worker", "model"],
         help: "Learned time of a decode step at the current load",
         meaning: "Learned time of a decode step, and so between two tokens of a response, at the current load",
         worry: "one worker takes twice as long as similar ones",
     },
-    Row {
-        name: "worker_selection",
-        kind: Counter,
+
+    pub worker_selection: Family<SelectionLabels, Counter> {
         seconds: false,
         labels: &["worker", "policy", "reason"],
         help: "Placements by policy and reason",
         meaning: "Placements",
         worry: "one worker gets most placements for a reason other than its prefix cache: other workers are down or slow",
     },
-    Row {
-        name: "worker_failures",
-        kind: Counter,
+
+    pub worker_failures: Family<FailureLabels, Counter> {
         seconds: false,
         labels: &["worker", "kind"],
         help: "Failed attempts",
         meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, `unfit` if its probes failed while a request waited, or `stalled` if its engine made no progress",
         worry: "one worker has most of them",
     },
-    Row {
-        name: "worker_busy",
-        kind: Counter,
+
+    pub worker_busy: Family<WorkerLabel, Counter> {
         seconds: false,
         labels: &["worker"],
         help: "Attempts that were answered 429 or 503",
         meaning: "Attempts that were answered 429 or 503; they do not count as failures",
         worry: "it grows everywhere: engines are full before the gateway expects it; lower `routing.max_requests_per_endpoint`",
     },
-];
+}
