@@ -53,6 +53,12 @@ impl CachingEngine {
         WorkerSpec { kv_events: feeds, ..WorkerSpec::new(self.http.url()) }
     }
 
+    /// Stores the first blocks of a prompt, and publishes that.
+    pub fn publish(&mut self, prompt: u64, blocks: u64) {
+        let message = self.store(prompt, blocks);
+        self.feed.publish(message);
+    }
+
     /// Stores the first blocks of a prompt and returns the KV event message.
     pub fn store(&mut self, prompt: u64, blocks: u64) -> Vec<u8> {
         let names: Vec<u64> = (0..blocks).map(|block| prompt * 1000 + block).collect();

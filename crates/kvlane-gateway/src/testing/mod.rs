@@ -21,7 +21,7 @@ pub use self::caching::{
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::FakeFeed;
-pub use self::gateway::{TestGateway, config, is_zero};
+pub use self::gateway::{TestGateway, config, in_turn, is_zero};
 pub use self::wait::{PATIENCE, eventually, soon};
 pub use kvlane_control::testing::{Told, batch};
 
