@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::config::{Config, WorkerSpec};
 use crate::serve::{Cut, Serving};
+use crate::testing::chat::{chat_stream, event};
 use crate::testing::client::{Client, Reply};
 use crate::testing::engine::{Call, FakeEngine};
 use crate::testing::wait::{eventually, soon};
-use crate::testing::{chat_stream, event};
 
 const CHAT: &str = "/v1/chat/completions";
 
