@@ -12,7 +12,9 @@ use libfuzzer_sys::fuzz_target;
 const TEMPLATES: [&str; 8] = ["deepseek", "gemma", "harmony", "llama", "mistral", "phi", "python", "qwen"];
 
 static TOKENIZERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/kvlane-tokens/tests");
+    let tests = "crates/kvlane-tokens/tests";
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join(tests));
+    let tests = above.find(|tests| tests.exists()).expect("the folder of the tests");
     let config = Config {
         cache_bytes_max: 1 << 16,
         text_bytes_max: 1 << 20,

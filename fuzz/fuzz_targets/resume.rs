@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use kvlane_wire::api::Api;
-use kvlane_wire::resume::{Means, Next, Transcript};
+use kvlane_wire::resume::{EngineCapabilities, Next, Transcript};
 use libfuzzer_sys::fuzz_target;
 
 /// What a transcript keeps.
@@ -42,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(first.starts_with(&whole.pass(first.clone()).expect("a first stream always passes")));
         assert_eq!((whole.text(), whole.unfit()), (transcript.text(), transcript.unfit()));
     }
-    let means = Means { continues_messages: choice & 1 == 0, context_tokens: Some(100) };
+    let means = EngineCapabilities { continues_messages: choice & 1 == 0, context_tokens: Some(100) };
     for stream in [next(), next()] {
         match transcript.resume(means) {
             Ok(Next::Ask { body, .. }) => drop(serde_json::from_slice::<serde_json::Value>(&body).expect("JSON")),

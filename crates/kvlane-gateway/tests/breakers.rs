@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::Config;
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, event, next_call};
 
 /// Longer than any test.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 fn in_turn() -> Config {
-    let mut config = config();
-    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.retry.initial_backoff = Duration::ZERO;
+    let mut config = kvlane_gateway::testing::in_turn();
     config.breaker.failure_threshold = 2;
     config.breaker.cooldown = FOR_EVER;
     config.breaker.cooldown_max = FOR_EVER;
@@ -46,9 +43,7 @@ async fn an_engine_that_fails_repeatedly_gets_no_more_requests() {
         let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
         until(&gateway, [&a, &b], 2, what).await;
         for _ in 0..4 {
-            let (reply, _) =
-                tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
-            assert_eq!(reply.status, 200);
+            gateway.served(&b, chat("m", "hi")).await;
         }
         let worker = gateway.serving().controller.find(&a.url()).expect("a worker");
         assert!(worker.state().healthy, "the breaker does not depend on probes");
@@ -63,8 +58,7 @@ async fn broken_streams_count_and_disconnecting_clients_do_not() {
     for (leaves, times) in [(true, 6), (false, 2)] {
         let mut seen = 0;
         while seen < times {
-            let mut client = gateway.client().await;
-            client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+            let mut client = gateway.begin(chat_stream("m", "hi")).await;
             let (who, mut call) = next_call(&[&a, &b]).await;
             call.begin_stream().await;
             call.chunk(&event("one")).await;
@@ -90,9 +84,7 @@ async fn broken_streams_count_and_disconnecting_clients_do_not() {
         }
     }
     for _ in 0..4 {
-        let (reply, _) =
-            tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
-        assert_eq!(reply.status, 200);
+        gateway.served(&b, chat("m", "hi")).await;
     }
     gateway.end_quiet(&[&a]).await;
 }
@@ -107,9 +99,7 @@ async fn a_busy_engine_is_avoided_for_the_time_it_gives_and_its_breaker_stays_cl
     let busy = "HTTP/1.1 429 Busy\r\nretry-after: 20\r\ncontent-length: 0\r\n\r\n";
     until(&gateway, [&a, &b], 1, busy).await;
     for _ in 0..4 {
-        let (reply, _) =
-            tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
-        assert_eq!(reply.status, 200);
+        gateway.served(&b, chat("m", "hi")).await;
     }
     let metrics = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!metrics.contains("kvlane_worker_failures_total{"), "{metrics}");
@@ -147,8 +137,6 @@ async fn the_only_engine_still_gets_requests_when_it_fails() {
         });
         assert_eq!(reply.status, 502);
     }
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", "hi")).await;
     gateway.end().await;
 }

@@ -179,8 +179,7 @@ async fn a_chat_without_content_is_sent_again_unchanged() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let role = said("a", json!({"role": "assistant", "content": ""}));
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat()).await;
+    let mut client = gateway.begin(chat()).await;
     let (first, mut engine) = next_call(&[&engines[0], &engines[1]]).await;
     engine.begin_stream().await;
     engine.chunk(&role).await;

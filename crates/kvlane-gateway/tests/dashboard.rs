@@ -92,8 +92,7 @@ async fn a_viewer_is_shown_its_permissions() {
 async fn the_fleet_is_listed_with_its_load_and_changes() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(config(), &[&a, &b]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", &"a long prompt ".repeat(40))).await;
+    let client = gateway.begin(chat_stream("m", &"a long prompt ".repeat(40))).await;
     let call = tokio::select! { call = a.call() => call, call = b.call() => call };
     let told = fleet(&gateway).await;
     assert_eq!(told["schema"], "kvlane.fleet/1");

@@ -3,23 +3,13 @@
 
 use std::time::Duration;
 
-use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::{Config, RouteTimeouts};
 use kvlane_gateway::testing::{
-    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+    Call, FakeEngine, TestGateway, chat, chat_stream, event, eventually, in_turn, next_call,
 };
 
 /// Short for a test, and long enough that only silence exceeds it.
 const SHORT: Duration = Duration::from_millis(80);
-
-/// Two consecutive requests go to two engines.
-fn in_turn() -> Config {
-    let mut config = config();
-    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.retry.initial_backoff = Duration::ZERO;
-    config.breaker.failure_threshold = 0;
-    config
-}
 
 fn at(path: &str, route: RouteTimeouts) -> Config {
     let mut config = in_turn();
@@ -47,8 +37,7 @@ async fn answered_by_another(
     head: bool,
     dies: bool,
 ) -> usize {
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (first, mut call) = next_call(&engines).await;
     if head {
         call.begin_stream().await;
@@ -103,8 +92,7 @@ async fn a_request_at_an_engine_whose_probes_fail_is_answered_elsewhere() {
         config.health.interval = Duration::from_millis(5);
         config.health.failure_threshold = 1;
         let gateway = TestGateway::start(config, &[&a, &b]).await;
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &body).await;
+        let mut client = gateway.begin(body).await;
         let (first, mut call) = next_call(&[&a, &b]).await;
         if head {
             call.begin_stream().await;
@@ -126,13 +114,7 @@ async fn a_stream_that_has_begun_continues_although_probes_fail() {
     config.health.interval = Duration::from_millis(5);
     config.health.failure_threshold = 1;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
-    let mut call = engine.call().await;
-    call.begin_stream().await;
-    call.chunk(&event("one")).await;
-    client.head().await;
-    client.see("one").await;
+    let (mut client, mut call) = gateway.stream(&engine, "one").await;
     engine.set_healthy(false);
     let worker = gateway.serving().controller.find(&engine.url()).expect("a worker");
     eventually("it is down", || !worker.state().healthy).await;
@@ -154,8 +136,7 @@ async fn a_response_that_is_not_a_stream_has_the_whole_request_timeout_unless_it
     let (reply, first) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
         let (first, call) = next_call(&[&a, &b]).await;
         // A stream that begins later on the same thread has exceeded its time before.
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat_stream("m", "late")).await;
+        let mut client = gateway.begin(chat_stream("m", "late")).await;
         let (late, mut silent) = next_call(&[&a, &b]).await;
         silent.gateway_gone().await;
         stream([&a, &b][1 - late].call().await).await;
@@ -201,8 +182,7 @@ async fn a_path_has_its_own_total_and_idle_timeouts() {
             engine.call().await.gateway_gone().await;
         });
     assert_eq!((reply.status, reply.error_code().as_str()), (504, "upstream_timeout"));
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     call.chunk(&event("one")).await;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use kvlane_core::breaker::State;
 use kvlane_core::endpoint::Endpoint;
-use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::Config;
 use kvlane_gateway::testing::{
-    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+    Call, FakeEngine, TestGateway, chat, chat_stream, event, eventually, next_call,
 };
 
 /// vLLM 0.32's response when its engine core is gone.
@@ -19,9 +18,7 @@ const ROLE: &str =
 
 /// Requests go round robin, so that tests know the next engine, and one failure opens a breaker.
 fn in_turn() -> Config {
-    let mut config = config();
-    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.retry.initial_backoff = Duration::ZERO;
+    let mut config = kvlane_gateway::testing::in_turn();
     config.breaker.failure_threshold = 1;
     config.breaker.cooldown = Duration::from_secs(3600);
     config.breaker.cooldown_max = Duration::from_secs(3600);
@@ -84,8 +81,7 @@ async fn a_request_whose_engine_died_before_any_content_is_retried_elsewhere() {
 async fn an_engine_error_after_content_is_relayed_and_counted() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (dead, mut call) = next_call(&[&a, &b]).await;
     call.begin_stream().await;
     call.chunk(&event("hello")).await;
@@ -180,8 +176,7 @@ async fn a_request_whose_engines_died_in_mid_stream_is_not_sent_to_a_third() {
     let gateway = TestGateway::start(in_turn(), &engines.iter().collect::<Vec<_>>()).await;
     let poison = chat_stream("m", "poison");
     for _ in 0..2 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &poison).await;
+        let mut client = gateway.begin(&poison).await;
         let (dies, mut call) = next_call(&engines.iter().collect::<Vec<_>>()).await;
         call.begin_stream().await;
         call.chunk(&event("hello")).await;
@@ -265,8 +260,7 @@ async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (hangs, mut call) = next_call(&engines).await;
     // A head is no sign of progress: the server sends it while its core is stalled.
     call.begin_stream().await;
@@ -300,8 +294,7 @@ async fn a_stream_with_content_on_a_stalled_engine_ends_with_an_error() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (hangs, mut call) = next_call(&engines).await;
     call.begin_stream().await;
     call.chunk(&event("hello")).await;
@@ -317,8 +310,7 @@ async fn a_long_prefill_that_shows_in_the_engines_counters_is_not_a_stall() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (busy, mut call) = next_call(&engines).await;
     // Longer than it takes to detect a stall; each reading of the page shows another step.
     let read = || engines[busy].pages_read();

@@ -126,13 +126,7 @@ async fn a_silent_stream_is_ended_and_cancelled_at_the_engine() {
     let mut config = without_retries();
     config.server.stream_idle_timeout = Duration::from_millis(50);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
-    let mut call = engine.call().await;
-    call.begin_stream().await;
-    call.chunk(&event("one")).await;
-    client.head().await;
-    client.see(&event("one")).await;
+    let (mut client, mut call) = gateway.stream(&engine, "one").await;
     call.gateway_gone().await;
     let (last, whole) = client.rest().await;
     assert_eq!((last_error(&last).as_str(), whole), ("stream_silent", true));
@@ -145,8 +139,7 @@ async fn a_stream_that_never_ends_is_ended_at_the_request_timeout() {
     let mut config = without_retries();
     config.server.request_timeout = Duration::from_millis(150);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     let token = event("x");
@@ -253,8 +246,7 @@ async fn a_stream_that_lacks_only_the_end_of_its_connection_is_complete() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for head in STREAM_HEADS {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+        let mut client = gateway.begin(chat_stream("m", "hi")).await;
         let mut call = engine.call().await;
         call.send(head).await;
         send_part(&mut call, head, &[event("one"), "data: [DONE]\n\n".into()].concat()).await;
@@ -280,8 +272,7 @@ async fn the_client_sees_a_broken_response_that_is_not_an_event_stream() {
     ] {
         for head in STREAM_HEADS {
             let head = head.replace("text/event-stream", kind).replace("500", "500000");
-            let mut client = gateway.client().await;
-            client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+            let mut client = gateway.begin(chat_stream("m", "hi")).await;
             let mut call = engine.call().await;
             call.send(&head).await;
             send_part(&mut call, &head, text).await;
@@ -300,8 +291,7 @@ async fn broken_chunks_break_the_response() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for chunks in ["5\r\nhelloX", "zz\r\n", "5\r\nhello\r\nffffffffffffffffffff\r\n", "5\nhello"] {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+        let mut client = gateway.begin(chat("m", "hi")).await;
         let mut call = engine.call().await;
         call.send(format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}")).await;
         let seen = client.closed().await;
@@ -322,8 +312,7 @@ async fn bytes_after_a_response_end_the_connection_and_reach_no_client() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\nevil",
     ] {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+        let mut client = gateway.begin(chat("m", "hi")).await;
         let mut call = engine.call().await;
         call.send(answer).await;
         assert_eq!(client.reply().await.text(), "{}");

@@ -50,9 +50,7 @@ async fn warm(gateway: &TestGateway, engines: &[&FakeEngine]) {
 }
 
 async fn ask(gateway: &TestGateway, text: &str) -> Client {
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", text)).await;
-    client
+    gateway.begin(chat_stream("m", text)).await
 }
 
 /// Answers a later request with its second copy. The same thread runs the delays of both, so a copy of an earlier request
@@ -188,8 +186,7 @@ async fn nothing_is_hedged_if_hedging_is_off_or_the_response_is_not_a_stream() {
         config.hedge.enabled = enabled;
         let gateway = TestGateway::start(config, &engines).await;
         warm(&gateway, &engines).await;
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &body).await;
+        let mut client = gateway.begin(body).await;
         let (_, call) = next_call(&engines).await;
         let mut hedging = Config::clone(&gateway.serving().config());
         hedging.hedge.enabled = true;

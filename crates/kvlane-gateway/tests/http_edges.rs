@@ -176,14 +176,12 @@ async fn the_memory_of_all_bodies_is_bounded() {
     let reply = gateway.ask("POST", "/v1/chat/completions", &body).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (503, "body_memory_full"));
     assert_eq!(reply.header("retry-after"), Some("1"));
-    let (little, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(little.status, 200, "a small request is served");
+    // A small request is served.
+    gateway.served(&engine, chat("m", "hi")).await;
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
     gateway.metric_becomes("kvlane_body_memory_bytes", 0.0).await;
-    let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", &body), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, &body).await;
     let met = gateway.metric(r#"kvlane_limits_reached_total{limit="body_memory"}"#).await;
     assert_eq!(met, Some(1.0));
     gateway.end().await;
@@ -297,8 +295,7 @@ async fn unknown_paths_and_methods_reach_no_engine() {
 async fn an_event_of_many_megabytes_is_relayed_without_being_held() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     let line = event(&"x".repeat(32 << 20));
@@ -375,9 +372,8 @@ async fn rapid_reset_closes_the_connection() {
     }
     let mut stream = speak(&gateway, &frames).await;
     is_sent_away(&mut stream).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200, "other clients are served");
+    // Other clients are served.
+    gateway.served(&engine, chat("m", "hi")).await;
     gateway.end().await;
 }
 

@@ -78,9 +78,7 @@ async fn the_dispatch_index_survives_a_killed_gateway() {
     let mut config = kept_in(&path);
     config.routing.index_snapshot_interval = Duration::from_millis(1);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", prompt(0)), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, prompt(0)).await;
     let long = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.len() > 400);
     eventually("the snapshot is written", || long(&path)).await;
     let copy = directory.path().join("copy");
@@ -124,16 +122,7 @@ async fn a_restarted_engine_is_expected_to_be_empty_and_an_absent_one_is_kept_in
     let serving = kvlane_gateway::serve::Serving::start(config).expect("it starts");
     let worker = serving.controller.find(&format!("http://{address}")).expect("it is configured");
     eventually("a connection was refused", || worker.state().problem.is_some()).await;
-    let mut listener = None;
-    eventually("its port is free", || {
-        listener = std::net::TcpListener::bind(&address).ok();
-        listener.is_some()
-    })
-    .await;
-    let listener = listener.expect("a listener");
-    listener.set_nonblocking(true).expect("a socket");
-    let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
-    let _again = FakeEngine::on(listener, serde_json::json!([{"id": "m"}]));
+    let _again = FakeEngine::start_again(&address, serde_json::json!([{"id": "m"}])).await;
     eventually("both serve", || {
         let pools = serving.fleet.pools();
         pools

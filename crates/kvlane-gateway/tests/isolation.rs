@@ -120,8 +120,7 @@ async fn kv_events_reveal_nothing_to_other_tenants() {
         engine.http.set_tokenizer(|_| Some(tokens(1, 5)));
         let config = of_two_tenants(caching_config(), isolates);
         let (gateway, endpoints) = caching_gateway(config, &[&engine]).await;
-        let stored = engine.store(1, 4);
-        engine.feed.publish(stored);
+        engine.publish(1, 4);
         endpoints[0].is_right(&engine).await;
         ask(
             &gateway,

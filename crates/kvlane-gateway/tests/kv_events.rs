@@ -19,8 +19,7 @@ async fn stored_and_removed_blocks_are_known() {
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for prompt in 1..20 {
         let engine = if prompt % 2 == 0 { &mut a } else { &mut b };
-        let message = engine.store(prompt, prompt);
-        engine.feed.publish(message);
+        engine.publish(prompt, prompt);
     }
     endpoints[0].is_right(&a).await;
     endpoints[1].is_right(&b).await;
@@ -99,15 +98,13 @@ async fn a_gap_that_no_replay_fills_drops_all_earlier_blocks_and_no_later_ones()
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
-        let message = engine.store(1, 5);
-        engine.feed.publish(message);
+        engine.publish(1, 5);
     }
     endpoints[0].is_right(&a).await;
     a.feed.forget_history();
     a.feed.lose(3);
     a.held.clear();
-    let message = a.store(2, 2);
-    a.feed.publish(message);
+    a.publish(2, 2);
     endpoints[0].is_right(&a).await;
     assert!(endpoints[0].seen().stream.lost >= 3);
     endpoints[1].is_right(&b).await;
@@ -122,13 +119,11 @@ async fn without_a_replay_socket_a_gap_drops_all_earlier_blocks() {
     let gateway = TestGateway::start(config, &[]).await;
     let endpoint = FeedEndpoint::of(&gateway, &a.http.url(), 0);
     eventually("it is subscribed", || endpoint.seen().connected && a.feed.subscriptions() == 1).await;
-    let message = a.store(1, 4);
-    a.feed.publish(message);
+    a.publish(1, 4);
     endpoint.is_right(&a).await;
     a.feed.lose(1);
     a.held.clear();
-    let message = a.store(2, 3);
-    a.feed.publish(message);
+    a.publish(2, 3);
     endpoint.is_right(&a).await;
     a.feed.hang_up();
     a.held.clear();
@@ -142,16 +137,14 @@ async fn an_engine_that_restarts_on_the_same_ports_is_a_new_engine() {
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
         for prompt in 1..5 {
-            let message = engine.store(prompt, 5);
-            engine.feed.publish(message);
+            engine.publish(prompt, 5);
         }
     }
     endpoints[0].is_right(&a).await;
     a.feed = a.feed.restart().await;
     a.held.clear();
     endpoints[0].is_right(&a).await;
-    let message = a.store(1, 2);
-    a.feed.publish(message);
+    a.publish(1, 2);
     endpoints[0].is_right(&a).await;
     endpoints[1].is_right(&b).await;
     gateway.end().await;
@@ -161,14 +154,12 @@ async fn an_engine_that_restarts_on_the_same_ports_is_a_new_engine() {
 async fn a_broken_connection_costs_nothing() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     endpoints[0].is_right(&a).await;
     for prompt in 2..6 {
         let subscriptions = a.feed.subscriptions();
         a.feed.hang_up();
-        let message = a.store(prompt, 2);
-        a.feed.publish(message);
+        a.publish(prompt, 2);
         eventually("it is back", || a.feed.subscriptions() > subscriptions).await;
         endpoints[0].is_right(&a).await;
     }
@@ -182,8 +173,7 @@ async fn a_broken_connection_costs_nothing() {
 async fn an_engine_that_refused_connections_has_an_empty_cache() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     endpoints[0].is_right(&a).await;
     a.feed.forget_history();
     a.held.clear();
@@ -199,8 +189,7 @@ async fn messages_dropped_from_a_full_queue_are_recovered() {
     config.kv_events.queue_messages = 2;
     let (gateway, endpoints) = caching_gateway(config, &[&a]).await;
     for prompt in 1..300 {
-        let message = a.store(prompt, 3);
-        a.feed.publish(message);
+        a.publish(prompt, 3);
     }
     endpoints[0].is_right(&a).await;
     gateway.end().await;
@@ -211,15 +200,13 @@ async fn all_blocks_of_a_worker_that_has_left_are_removed() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
-        let message = engine.store(1, 5);
-        engine.feed.publish(message);
+        engine.publish(1, 5);
     }
     endpoints[0].is_right(&a).await;
     endpoints[1].is_right(&b).await;
     let worker = gateway.serving().controller.find(&a.http.url()).expect("it is there");
     gateway.serving().controller.remove(&worker);
-    let message = a.store(2, 5);
-    a.feed.publish(message);
+    a.publish(2, 5);
     let pool = gateway.pool("m");
     eventually("only the other's is held", || {
         pool.router.exact().expect("events are taken").blocks_held() == 5
@@ -236,8 +223,7 @@ async fn all_blocks_of_a_worker_that_has_left_are_removed() {
 async fn operators_see_each_feed() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     let message = a.remove(1, 4);
     a.feed.publish(message);
     endpoints[0].is_right(&a).await;
@@ -288,8 +274,7 @@ async fn a_restarted_gateway_restores_blocks_and_applies_later_events() {
     let (gateway, endpoints) = caching_gateway(config.clone(), &[&same, &other]).await;
     for engine in [&mut same, &mut other] {
         for prompt in 1..8 {
-            let message = engine.store(prompt, 4);
-            engine.feed.publish(message);
+            engine.publish(prompt, 4);
         }
     }
     let message = same.remove(7, 3);
@@ -321,8 +306,7 @@ async fn a_restarted_gateway_restores_blocks_and_applies_later_events() {
     let message = same.store(3, 2);
     same.feed.keep(message);
     let (gateway, endpoints) = caching_gateway(config, &[&same]).await;
-    let message = same.store(4, 1);
-    same.feed.publish(message);
+    same.publish(4, 1);
     endpoints[0].is_right(&same).await;
     gateway.end().await;
 }
@@ -337,8 +321,7 @@ async fn an_unusable_snapshot_costs_only_its_entries() {
     config.kv_events.snapshot_interval = Duration::from_millis(1);
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = caching_gateway(config, &[&a]).await;
-    let message = a.store(1, 4);
-    a.feed.publish(message);
+    a.publish(1, 4);
     endpoints[0].is_right(&a).await;
     let rewritten = || std::fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"kvlaneKV"));
     eventually("it is written again", rewritten).await;

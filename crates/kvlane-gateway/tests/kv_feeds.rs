@@ -26,8 +26,7 @@ async fn invalid_messages_affect_only_their_own_endpoint() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
-        let message = engine.store(1, 5);
-        engine.feed.publish(message);
+        engine.publish(1, 5);
     }
     endpoints[0].is_right(&a).await;
     let mut refusals = 0;
@@ -38,8 +37,7 @@ async fn invalid_messages_affect_only_their_own_endpoint() {
         refusals += 1;
         for prompt in 1..=16 {
             assert_eq!(endpoints[0].seen().refusals, refusals);
-            let message = a.store(prompt, 2);
-            a.feed.publish(message);
+            a.publish(prompt, 2);
         }
         endpoints[0].is_right(&a).await;
     }
@@ -61,8 +59,7 @@ async fn invalid_messages_affect_only_their_own_endpoint() {
 async fn a_feed_with_another_block_size_is_refused_until_the_engines_agree() {
     let (mut a, b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     endpoints[0].is_right(&a).await;
     let names: Vec<u64> = (0..5).collect();
     let lie = batch(None, &[Told::Stored(&names, None, &tokens(9, 10), 2 * BLOCK, None)]);
@@ -91,8 +88,7 @@ async fn a_feed_with_another_block_size_is_refused_until_the_engines_agree() {
 async fn a_feed_that_changes_its_block_size_is_refused() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
-    let message = a.store(1, 2);
-    a.feed.publish(message);
+    a.publish(1, 2);
     endpoints[0].is_right(&a).await;
     let both = [
         Told::Stored(&[1], None, &tokens(3, 1), BLOCK, None),
@@ -244,8 +240,7 @@ async fn a_feed_that_reports_too_much_waits_without_delaying_others() {
         a.feed.publish(batch(None, &[Told::Removed(&names)]));
     }
     eventually("it waits", || endpoints[0].seen().events.unknown == 7 * NAMES).await;
-    let message = b.store(1, 5);
-    b.feed.publish(message);
+    b.publish(1, 5);
     endpoints[1].is_right(&b).await;
     let reached = gateway.metric(r#"kvlane_limits_reached_total{limit="kv_event_work"}"#).await;
     assert_eq!(reached, Some(1.0));
@@ -257,8 +252,7 @@ async fn a_feed_that_reports_too_much_waits_without_delaying_others() {
 async fn a_message_with_too_many_block_hashes_is_invalid() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     endpoints[0].is_right(&a).await;
     let mut message = vec![0x92, 0x01, 0x91, 0x92, 0xAC];
     message.extend_from_slice(b"BlockRemoved\xDD");

@@ -194,8 +194,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
 async fn metrics_are_valid_and_count_requests() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", &"prompt ".repeat(30))).await;
+    let mut client = gateway.begin(chat_stream("m", &"prompt ".repeat(30))).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     for n in 0..5 {
@@ -258,8 +257,7 @@ async fn metrics_are_valid_and_count_requests() {
 async fn load_is_shown_while_requests_run() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", &"prompt ".repeat(60))).await;
+    let mut client = gateway.begin(chat_stream("m", &"prompt ".repeat(60))).await;
     let mut call = engine.call().await;
     let load = || async {
         let pool = gateway.operate("GET", "/workers/1", "").await.json()["pools"][0].clone();
@@ -286,8 +284,7 @@ async fn load_is_shown_while_requests_run() {
 async fn a_response_that_is_not_a_stream_ends_the_prefill_when_it_begins() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let mut client = gateway.begin(chat("m", "hi")).await;
     let mut call = engine.call().await;
     call.send("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 4\r\n\r\n{ ").await;
     client.head().await;

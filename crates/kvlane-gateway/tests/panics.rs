@@ -93,13 +93,11 @@ async fn a_panic_in_a_request_costs_its_connection_only() {
     let gateway = TestGateway::start(config, &[&engine]).await;
     let before = counted(&gateway, "relay").await;
 
-    let mut next = gateway.client().await;
-    next.request("POST", "/v1/chat/completions", &chat("m", "a long answer")).await;
+    let mut next = gateway.begin(chat("m", "a long answer")).await;
     let call = engine.call().await;
 
     REQUEST.times.store(1, Ordering::Relaxed);
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let mut client = gateway.begin(chat("m", "hi")).await;
     engine.call().await.reset();
     client.closed().await;
     eventually("it panicked", || REQUEST.times.load(Ordering::Relaxed) == 0).await;
@@ -107,8 +105,7 @@ async fn a_panic_in_a_request_costs_its_connection_only() {
     call.answer(200, "{}").await;
     assert_eq!(next.reply().await.status, 200, "the other stream goes on");
     gateway.ledger_is_zero().await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let mut client = gateway.begin(chat("m", "hi")).await;
     let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
     assert_eq!(reply.status, 200, "new requests are served");
     assert_eq!(counted(&gateway, "relay").await, before + 1.0);
@@ -121,8 +118,7 @@ async fn a_feed_whose_task_panics_is_not_trusted_until_a_full_replay() {
     let mut a = CachingEngine::start().await;
     FEED.times.store(1, Ordering::Relaxed);
     let (gateway, endpoints) = caching_gateway(caching_config(), &[&a]).await;
-    let message = a.store(1, 5);
-    a.feed.publish(message);
+    a.publish(1, 5);
     eventually("it panicked", || {
         let seen = endpoints[0].seen();
         seen.state == Feed::Syncing

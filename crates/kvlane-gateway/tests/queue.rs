@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvlane_gateway::config::Config;
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, eventually};
 
 fn one_at_a_time() -> Config {
     let mut config = config();
@@ -21,8 +21,7 @@ async fn requests_are_queued_and_served_in_order() {
     let gateway = TestGateway::start(one_at_a_time(), &[&engine]).await;
     let mut clients = Vec::new();
     for n in 0..5 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
+        let client = gateway.begin(chat("m", &format!("number {n}"))).await;
         clients.push(client);
         eventually("it is queued or placed", || {
             gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
@@ -52,8 +51,7 @@ async fn requests_beyond_the_limit_per_endpoint_are_queued() {
     let gateway = TestGateway::start(config, &[&engines[0], &engines[1]]).await;
     let mut clients = Vec::new();
     for n in 0..3 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
+        let client = gateway.begin(chat("m", &format!("number {n}"))).await;
         clients.push(client);
         eventually("it is queued or placed", || {
             gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
@@ -105,8 +103,7 @@ async fn without_a_queue_the_second_request_is_rejected_at_once() {
     let mut config = one_at_a_time();
     config.routing.queue_size = 0;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut first = gateway.client().await;
-    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let mut first = gateway.begin(chat("m", "one")).await;
     let call = engine.call().await;
     assert_eq!(gateway.ask("POST", "/v1/chat/completions", chat("m", "two")).await.status, 429);
     call.answer(200, "{}").await;
@@ -120,8 +117,7 @@ async fn a_request_that_waits_too_long_is_rejected() {
     let mut config = one_at_a_time();
     config.routing.queue_timeout = Duration::from_millis(20);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut first = gateway.client().await;
-    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let mut first = gateway.begin(chat("m", "one")).await;
     let call = engine.call().await;
     let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "two")).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (429, "queue_timeout"));
@@ -158,8 +154,7 @@ async fn a_client_that_disconnects_while_queued_leaves_the_queue() {
 async fn a_client_that_disconnects_before_the_response_cancels_it_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     drop(client);
     call.gateway_gone().await;
@@ -172,13 +167,7 @@ async fn a_client_that_disconnects_before_the_response_cancels_it_at_the_engine(
 async fn a_client_that_disconnects_in_mid_stream_cancels_it_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
-    let mut call = engine.call().await;
-    call.begin_stream().await;
-    call.chunk(&event("one")).await;
-    client.head().await;
-    client.see("one").await;
+    let (client, mut call) = gateway.stream(&engine, "one").await;
     drop(client);
     // The engine sends nothing more: the gateway must detect the disconnect by itself.
     call.gateway_gone().await;
@@ -202,8 +191,7 @@ async fn clients_that_connect_and_disconnect_at_random_leave_no_state_behind() {
     let mut random = kvlane_core::rng::Rng::new(7);
     let mut clients = Vec::new();
     for n in 0..400 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat_stream("m", &format!("prompt {n}"))).await;
+        let client = gateway.begin(chat_stream("m", &format!("prompt {n}"))).await;
         clients.push(client);
         // Some clients disconnect, at any stage; some are answered, some get broken responses.
         if random.below(2) == 0 {

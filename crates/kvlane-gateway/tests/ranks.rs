@@ -98,8 +98,7 @@ async fn a_worker_that_leaves_loses_all_its_endpoints() {
     let gateway = TestGateway::start(in_turn(), &[&one, &two]).await;
     assert_eq!(names(&gateway).len(), 4);
     for n in 0..4 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+        let mut client = gateway.begin(chat("m", "hi")).await;
         tokio::select! { _ = one.answer("{}") => {}, _ = two.answer("{}") => {} }
         assert_eq!(client.reply().await.status, 200, "request {n}");
     }
@@ -121,8 +120,7 @@ async fn a_failed_request_is_not_retried_on_another_rank_of_the_same_worker() {
     config.retry.max_total_retries = 1;
     let gateway = TestGateway::start(config, &[&bad, &good]).await;
     for _ in 0..4 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+        let mut client = gateway.begin(chat("m", "hi")).await;
         let served = tokio::select! {
             call = bad.call() => { call.answer(503, "{}").await; good.answer("{}").await }
             served = good.answer("{}") => served,

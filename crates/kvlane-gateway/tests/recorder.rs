@@ -91,8 +91,7 @@ async fn output_tokens_are_reported_in_batches_and_none_is_left_out() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(recording_to(dir.path()), &[&engine]).await;
     for complete in [true, false] {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+        let mut client = gateway.begin(chat_stream("m", "hi")).await;
         let mut call = engine.call().await;
         call.begin_stream().await;
         for _ in 0..40 {

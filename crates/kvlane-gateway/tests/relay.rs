@@ -139,8 +139,7 @@ async fn an_unparsed_request_goes_to_its_model_or_to_the_first_by_name() {
 async fn each_event_is_relayed_the_moment_it_arrives() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     call.chunk(&event("first")).await;
@@ -291,8 +290,7 @@ async fn a_request_accepted_on_an_idle_connection_counts_as_an_attempt() {
         config.retry.max_total_retries = retries;
         config.retry.max_worker_retries = 2;
         let gateway = TestGateway::start(config, &[&engine]).await;
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+        let mut client = gateway.begin(chat("m", "one")).await;
         engine.answer("{}").await;
         client.reply().await;
         client.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
@@ -317,8 +315,7 @@ async fn a_closed_idle_connection_is_replaced_without_a_failure() {
     config.server.relay_threads = 1;
     config.retry.max_total_retries = 0;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let mut client = gateway.begin(chat("m", "one")).await;
     let mut call = engine.call().await;
     // The complete response, and then the end of the connection.
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
@@ -499,8 +496,7 @@ async fn a_response_before_the_end_of_the_body_is_relayed() {
     let gateway = TestGateway::start(config(), &[&engine]).await;
     engine.read_heads_only();
     // More than the sockets between the two hold, so that the gateway is still sending.
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", &"x".repeat(40 << 20))).await;
+    let mut client = gateway.begin(chat("m", &"x".repeat(40 << 20))).await;
     let mut call = engine.call().await;
     call.send("HTTP/1.1 413 Too Large\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
         .await;

@@ -173,8 +173,7 @@ async fn configured_workers_join_and_leave_and_operators_changes_persist() {
 async fn a_worker_that_drains_with_a_stream_can_join_again_before_it_has_left() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     call.chunk(&event("one")).await;
@@ -186,9 +185,7 @@ async fn a_worker_that_drains_with_a_stream_can_join_again_before_it_has_left() 
     gateway.serving().reload(with).expect("right");
     eventually("it takes requests", || eligible(&gateway) == 1).await;
     assert_eq!(urls(&gateway).len(), 2, "one leaves, one has joined");
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", "hi")).await;
     call.chunk(&event("one")).await;
     client.see("one").await;
     call.end_stream().await;
@@ -215,8 +212,7 @@ async fn a_changed_worker_serves_until_its_successor_does() {
     assert_eq!((reloaded.replaced, reloaded.leaving), (vec![engine.url()], vec![]));
     let successor = gateway.serving().controller.find(&engine.url()).expect("it is there");
     eventually("it was probed", || successor.state().problem.is_some()).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
+    let reply = gateway.served(&engine, chat("m", "hi")).await;
     assert_eq!((reply.status, urls(&gateway).len()), (200, 2), "the predecessor serves");
 
     // The settings change again: a worker that does not serve leaves at once.
@@ -226,9 +222,7 @@ async fn a_changed_worker_serves_until_its_successor_does() {
     assert!(successor.state().leaving);
     engine.set_healthy(true);
     eventually("only the last one serves", || urls(&gateway).len() == 1 && eligible(&gateway) == 1).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", "hi")).await;
     gateway.end().await;
 }
 
@@ -330,9 +324,7 @@ async fn a_removed_worker_serves_until_those_added_in_the_same_reload_do() {
     let reloaded = reload(&[&new, &broken]);
     assert_eq!((reloaded.leaving, reloaded.joining.len()), (vec![old.url()], 2));
     eventually("both have failed", || judged(&new) && judged(&broken)).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), old.answer("{}"));
-    assert_eq!(reply.status, 200, "the removed worker still serves");
+    let _reply = gateway.served(&old, chat("m", "hi")).await;
 
     // The settings change again, and back.
     reload(&[&old, &new, &broken]);

@@ -3,20 +3,9 @@
 
 use std::time::Duration;
 
-use kvlane_core::policy::PolicyConfig;
-use kvlane_gateway::config::Config;
 use kvlane_gateway::testing::{
-    FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call as next,
+    FakeEngine, TestGateway, chat, chat_stream, event, eventually, in_turn, next_call as next,
 };
-
-/// Requests go round robin, so that tests know the next engine.
-fn in_turn() -> Config {
-    let mut config = config();
-    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.retry.initial_backoff = Duration::ZERO;
-    config.breaker.failure_threshold = 0;
-    config
-}
 
 fn in_flight(gateway: &TestGateway) -> u32 {
     let pool = gateway.pool("m");
@@ -61,8 +50,7 @@ async fn an_attempt_that_failed_before_its_response_is_retried_elsewhere() {
 async fn a_response_that_has_begun_is_not_retried() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let (_, mut call) = next(&[&a, &b]).await;
     call.begin_stream().await;
     call.chunk(&event("one")).await;
@@ -201,8 +189,7 @@ async fn an_attempt_that_may_have_cost_work_is_retried_after_a_pause() {
     config.retry.initial_backoff = FOR_EVER;
     config.retry.max_backoff = FOR_EVER;
     let gateway = TestGateway::start(config, &[&a, &b]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let mut client = gateway.begin(chat("m", "hi")).await;
     drop(next(&[&a, &b]).await);
     gateway.ledger_is_zero().await;
     // The pause would end after the request's deadline, so it is not waited for.
@@ -221,9 +208,7 @@ async fn an_attempt_that_reached_no_engine_is_retried_at_once() {
     let address: std::net::SocketAddr = a.authority().parse().expect("an address");
     eventually("it refuses", || std::net::TcpStream::connect(address).is_err()).await;
     for _ in 0..4 {
-        let (reply, _) =
-            tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
-        assert_eq!(reply.status, 200);
+        gateway.served(&b, chat("m", "hi")).await;
     }
     let retries = gateway.metric(r#"kvlane_retries_total{model="m"}"#).await;
     assert!(retries.is_some_and(|retries| retries >= 2.0), "{retries:?}");
@@ -238,8 +223,7 @@ async fn a_client_that_disconnects_during_a_pause_is_not_retried() {
     config.retry.max_backoff = FOR_EVER;
     config.server.request_timeout = 2 * FOR_EVER;
     let gateway = TestGateway::start(config, &[&a, &b]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let client = gateway.begin(chat("m", "hi")).await;
     drop(next(&[&a, &b]).await);
     gateway.ledger_is_zero().await;
     drop(client);
@@ -275,16 +259,13 @@ async fn probes_take_a_worker_out_of_service_and_back() {
     a.set_healthy(false);
     eventually("one of two is left", || eligible() == 1).await;
     for _ in 0..4 {
-        let (reply, _) =
-            tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
+        let reply = gateway.served(&b, chat("m", "hi")).await;
         assert_eq!(reply.header("x-router-backend"), Some(b.url().as_str()));
     }
     a.set_healthy(true);
     eventually("both are back", || eligible() == 2).await;
     b.refuse();
     eventually("a worker that cannot be reached is out", || eligible() == 1).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), a.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&a, chat("m", "hi")).await;
     gateway.end().await;
 }

@@ -27,7 +27,7 @@ fn stages(reply: &Reply) -> Vec<String> {
 async fn a_response_states_the_time_of_its_stages() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
+    let reply = gateway.served(&engine, chat("m", "hi")).await;
     assert_eq!(stages(&reply), ["read", "parse", "place", "send", "engine"]);
     // A stream states it in its head, once its first bytes have arrived.
     let mut client = gateway.client().await;
@@ -55,7 +55,7 @@ async fn the_stages_add_up_to_at_most_the_requests_duration() {
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut told_s = 0.0;
     for _ in 0..20 {
-        let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
+        let reply = gateway.served(&engine, chat("m", "hi")).await;
         let one_s: f64 = parse(reply.header("server-timing").expect("a header")).map(|(_, s)| s).sum();
         assert!(one_s > 0.0);
         told_s += one_s;
@@ -73,7 +73,7 @@ async fn counting_with_a_tokenizer_has_its_own_stage() {
     let mut config = config();
     config.tokens.source = TokenSource::Engine;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
+    let reply = gateway.served(&engine, chat("m", "hi")).await;
     assert_eq!(stages(&reply), ["read", "parse", "tokenize", "place", "send", "engine"]);
     gateway.end().await;
 }
@@ -147,7 +147,7 @@ async fn switched_off_no_timing_is_sent_but_all_is_measured() {
     let mut config = config();
     config.server.server_timing = false;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
+    let reply = gateway.served(&engine, chat("m", "hi")).await;
     assert_eq!(reply.header("server-timing"), None);
     let engine_s = gateway.metric(r#"kvlane_stage_seconds_count{model="m",stage="engine"}"#).await;
     assert_eq!(engine_s, Some(1.0));

@@ -14,13 +14,7 @@ async fn a_running_stream_finishes_and_new_connections_are_refused() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (address, metrics) = (gateway.address(), gateway.metrics_address());
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
-    let mut call = engine.call().await;
-    call.begin_stream().await;
-    call.chunk(&event("one")).await;
-    client.head().await;
-    client.see("one").await;
+    let (mut client, mut call) = gateway.stream(&engine, "one").await;
     let mut idle = gateway.client().await;
     idle.request("GET", "/liveness", "").await;
     assert_eq!(idle.reply().await.status, 200);
@@ -72,8 +66,7 @@ async fn a_request_beyond_the_grace_period_is_cut_off() {
     let mut config = config();
     config.server.shutdown_grace = Duration::from_millis(20);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     call.chunk(&event("one")).await;
@@ -103,8 +96,7 @@ async fn ending_the_grace_period_early_cuts_only_requests_in_flight() {
     eventually("it serves", || serving.controller.workers().iter().all(|worker| worker.state().healthy))
         .await;
     let gateway = TestGateway::of(serving);
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
     call.chunk(&event("one")).await;

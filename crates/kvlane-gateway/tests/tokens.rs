@@ -18,8 +18,6 @@ use kvlane_wire::api::Api;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-const CHAT: &str = "/v1/chat/completions";
-
 fn engine_counts() -> Config {
     let mut config = config();
     config.tokens.source = TokenSource::Engine;
@@ -33,9 +31,7 @@ fn as_estimated(question: &Value) -> Option<Vec<u32>> {
 }
 
 async fn ask(gateway: &TestGateway, engine: &FakeEngine, body: String) -> Reply {
-    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, &body), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
-    reply
+    gateway.served(engine, body).await
 }
 
 async fn parity_of(gateway: &TestGateway, engine: &FakeEngine) -> Value {
@@ -322,16 +318,7 @@ async fn an_engine_that_was_down_is_compared_again() {
     drop(engine);
     // A broken connection makes it unhealthy; a refused one shows that its process has ended.
     eventually("it is gone", || !worker.state().healthy && worker.upstream.is_gone()).await;
-    let mut listener = None;
-    eventually("its port is free", || {
-        listener = std::net::TcpListener::bind(&address).ok();
-        listener.is_some()
-    })
-    .await;
-    let listener = listener.expect("a listener");
-    listener.set_nonblocking(true).expect("a socket");
-    let listener = TcpListener::from_std(listener).expect("a socket");
-    let again = FakeEngine::on(listener, json!([{"id": "m", "root": "m", "parent": null}]));
+    let again = FakeEngine::start_again(&address, json!([{"id": "m", "root": "m", "parent": null}])).await;
     eventually("it is compared", || worker.parity() != Parity::Verified).await;
     assert_eq!(worker.parity(), Parity::Unverified("it has no /tokenize".into()));
     eventually("it is back", || worker.state().healthy).await;

@@ -271,8 +271,7 @@ async fn an_unreachable_collector_costs_spans_and_no_requests() {
         gateway.metric(&format!("kvlane_trace_spans_total{{outcome=\"{outcome}\"}}")).await.unwrap_or(0.0)
     };
     let ask = || async {
-        let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
-        assert_eq!(reply.status, 200);
+        gateway.served(&engine, chat("m", "hi")).await;
     };
     ask().await;
     let call = collector.call().await;
@@ -370,8 +369,7 @@ async fn queued_spans_are_sent_at_shutdown() {
     let mut config = traced(&collector);
     config.tracing.interval = Duration::from_secs(3600);
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", "hi")).await;
     let (_, told) = tokio::join!(gateway.end(), told(&collector));
     assert!(named(&told, "POST /v1/chat/completions").parent.is_empty());
 }

@@ -36,9 +36,7 @@ async fn workers_are_added_listed_and_removed_over_http() {
     let location = added.header("location").expect("a location").to_owned();
     assert_eq!(added.json()["url"], a.url());
     eventually("it serves", || eligible(&gateway) == 1).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), a.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&a, chat("m", "hi")).await;
 
     let again = gateway.ask("POST", "/workers", body(&a)).await;
     assert_eq!((again.status, again.error_code().as_str()), (409, "admin"));
@@ -98,8 +96,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_its_state_is_removed() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let prompt = chat_stream("m", &"a long prompt ".repeat(100));
-    let mut client = gateway.client().await;
-    client.request("POST", "/v1/chat/completions", &prompt).await;
+    let mut client = gateway.begin(prompt).await;
     let (mut call, gone, stays) =
         tokio::select! { call = a.call() => (call, &a, &b), call = b.call() => (call, &b, &a) };
     call.begin_stream().await;
@@ -125,8 +122,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_its_state_is_removed() {
     let undo = gateway.ask("PUT", &format!("/workers/{}", worker.id.0), r#"{"draining":false}"#).await;
     assert_eq!(undo.json()["draining"], true, "removal cannot be undone");
     for _ in 0..4 {
-        let (reply, _) =
-            tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), stays.answer("{}"));
+        let reply = gateway.served(stays, chat("m", "hi")).await;
         assert_eq!(reply.header("x-router-backend"), Some(stays.url().as_str()));
     }
     call.chunk(&event("two")).await;
@@ -181,9 +177,7 @@ async fn a_draining_worker_gets_no_requests_until_it_is_resumed() {
     assert_eq!(gateway.ask("GET", "/readiness", "").await.status, 503);
     assert_eq!(workers(&gateway), 1, "it does not leave");
     gateway.ask("PUT", "/workers/1", r#"{"draining":false}"#).await;
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", "hi")).await;
     for body in ["", "{}", r#"{"draining":"yes"}"#, r#"{"draining":true,"x":1}"#] {
         assert_eq!(gateway.ask("PUT", "/workers/1", body).await.status, 400, "{body}");
     }
@@ -376,24 +370,13 @@ async fn a_restarted_engine_is_expected_to_have_an_empty_cache() {
     config.health.success_threshold = 1;
     let gateway = TestGateway::start(config, &[&engine]).await;
     let prompt = "a long prompt ".repeat(100);
-    let (reply, _) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", &prompt)), engine.answer("{}"));
-    assert_eq!(reply.status, 200);
+    gateway.served(&engine, chat("m", &prompt)).await;
     let pool = gateway.pool("m");
     assert!(pool.router.index_size().1 > 0);
     let address = engine.authority().to_owned();
     drop(engine);
     eventually("it is unhealthy", || eligible(&gateway) == 0).await;
-    let mut listener = None;
-    eventually("its port is free", || {
-        listener = std::net::TcpListener::bind(&address).ok();
-        listener.is_some()
-    })
-    .await;
-    let listener = listener.expect("a listener");
-    listener.set_nonblocking(true).expect("a socket");
-    let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
-    let again = FakeEngine::on(listener, json!([{"id": "m"}]));
+    let again = FakeEngine::start_again(&address, json!([{"id": "m"}])).await;
     eventually("it is back", || eligible(&gateway) == 1).await;
     assert_eq!(pool.router.index_size().1, 0);
     drop(again);

@@ -3,6 +3,9 @@
 //! `make chaos` plays such scripts against real processes; here they are played in virtual time, each with another fleet,
 //! policy and limits.
 
+#[path = "world/turns.rs"]
+mod turns;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvlane_core::decision::Rejection;
@@ -19,7 +22,7 @@ use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
     Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
 };
-use kvlane_trace::trace::{Builder, Trace, TraceRequest};
+use kvlane_trace::trace::{Builder, Trace};
 
 const SEEDS: std::ops::Range<u64> = 0..1000;
 /// One in this many seeds is played twice.
@@ -56,21 +59,9 @@ fn conversations(rng: &mut Rng, length: Nanos) -> Trace {
     let mut builder = Builder::new(BLOCK_TOKENS);
     let (mut arrival_s, mut session) = (0.0, 0);
     while arrival_s < length.as_secs_f64() {
-        let mut before: Option<(u32, u32)> = None;
+        let mut before = None;
         for _ in 0..1 + rng.below(3) {
-            let (base, length) = before.map_or((None, 0), |(index, length)| (Some(index), length));
-            let request = TraceRequest {
-                arrival_s,
-                input_tokens: length + 40 + rng.below(300) as u32,
-                output_tokens: 1 + rng.below(60) as u32,
-                session,
-                after: base,
-                think_s: base.map(|_| rng.unit() as f32),
-                base,
-                shared_blocks: length / BLOCK_TOKENS,
-            };
-            let index = builder.branch(request).expect("room");
-            before = Some((index, request.input_tokens + request.output_tokens));
+            turns::add(&mut builder, rng, arrival_s, session, &mut before);
         }
         arrival_s += rng.unit() * 0.9;
         session += 1;

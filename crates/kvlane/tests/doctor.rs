@@ -1,5 +1,6 @@
 //! `kvlane doctor` against engines of every kind and state, as people meet it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -9,6 +10,8 @@ use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
+use syn::visit::{self, Visit};
+use syn::{Expr, ExprLit, Lit};
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 
@@ -219,20 +222,30 @@ fn what_cannot_be_done_is_a_matter_of_usage() {
     }
 }
 
+/// The rows of calls such as `checks.warn("row", …)`.
+#[derive(Default)]
+struct Rows(BTreeSet<String>);
+
+impl Visit<'_> for Rows {
+    fn visit_expr_method_call(&mut self, call: &syn::ExprMethodCall) {
+        let is_verdict = ["ok", "warn", "fail", "skip"].iter().any(|verdict| call.method == verdict);
+        if let (true, Some(Expr::Lit(ExprLit { lit: Lit::Str(row), .. }))) = (is_verdict, call.args.first()) {
+            self.0.insert(row.value());
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
 #[test]
 fn every_row_is_in_its_document() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = std::fs::read_to_string(root.join("../../docs/doctor.md")).expect("docs/doctor.md");
-    let mut rows = std::collections::BTreeSet::new();
+    let mut rows = Rows::default();
     for entry in std::fs::read_dir(root.join("src/commands/doctor")).expect("the sources") {
         let source = std::fs::read_to_string(entry.expect("a file").path()).expect("readable");
-        for verdict in ["ok", "warn", "fail", "skip"] {
-            let source: String = source.split_whitespace().collect();
-            for call in source.split(&format!("checks.{verdict}(\"")).skip(1) {
-                rows.extend(call.split('"').next().map(str::to_owned));
-            }
-        }
+        rows.visit_file(&syn::parse_file(&source).expect("Rust"));
     }
+    let rows = rows.0;
     assert!(rows.len() > 15, "{rows:?}");
     for row in rows {
         assert!(document.contains(&format!("`{row}`")), "docs/doctor.md does not explain {row}");

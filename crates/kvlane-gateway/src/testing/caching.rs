@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvlane_control::testing::{Told, batch};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
@@ -16,7 +17,6 @@ use crate::testing::engine::FakeEngine;
 use crate::testing::feed::FakeFeed;
 use crate::testing::gateway::TestGateway;
 use crate::testing::wait::eventually;
-use crate::testing::{Told, batch};
 
 /// Tokens of a block of a [`CachingEngine`].
 pub const BLOCK: u32 = 4;
@@ -51,6 +51,12 @@ impl CachingEngine {
     /// The engine as a worker with these feeds.
     pub fn spec(&self, feeds: Vec<FeedSpec>) -> WorkerSpec {
         WorkerSpec { kv_events: feeds, ..WorkerSpec::new(self.http.url()) }
+    }
+
+    /// Stores the first blocks of a prompt, and publishes that.
+    pub fn publish(&mut self, prompt: u64, blocks: u64) {
+        let message = self.store(prompt, blocks);
+        self.feed.publish(message);
     }
 
     /// Stores the first blocks of a prompt and returns the KV event message.

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::testing::wait::{PATIENCE, eventually, soon};
+use crate::testing::wait::{PATIENCE, eventually, listen_again, soon};
 
 /// An engine on a free port. Dropping it closes all its sockets.
 pub struct FakeEngine {
@@ -70,6 +70,11 @@ impl FakeEngine {
     pub async fn start(model: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         Self::on(listener, json!([{"id": model, "object": "model", "root": model, "parent": null}]))
+    }
+
+    /// An engine at the address of one that was dropped.
+    pub async fn start_again(authority: &str, models: Value) -> Self {
+        Self::on(listen_again(authority).await, models)
     }
 
     /// An engine on this listener with this list of models.

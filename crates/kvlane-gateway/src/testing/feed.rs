@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::FeedSpec;
+use crate::testing::wait::listen_again;
 
 /// A PUB socket and a replay socket on free ports. Dropping it closes both with all their connections.
 pub struct FakeFeed {
@@ -55,17 +56,9 @@ impl FakeFeed {
     /// # Panics
     /// Another program has taken the ports.
     pub async fn restart(self) -> Self {
-        let (publishes_at, replays_at) = (self.publishes_at, self.replays_at);
+        let (publishes_at, replays_at) = (self.publishes_at.to_string(), self.replays_at.to_string());
         self.stop.cancel();
-        // The listeners close when their tasks have ended, which is soon.
-        let again = async |address| loop {
-            match TcpListener::bind(address).await {
-                Ok(listener) => return listener,
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => tokio::task::yield_now().await,
-                Err(error) => panic!("{address}: {error}"),
-            }
-        };
-        Self::on(again(publishes_at).await, again(replays_at).await)
+        Self::on(listen_again(&publishes_at).await, listen_again(&replays_at).await)
     }
 
     fn on(publisher: TcpListener, replays: TcpListener) -> Self {

@@ -12,9 +12,12 @@ use serde_json::Value;
 
 use crate::config::{Config, WorkerSpec};
 use crate::serve::{Cut, Serving};
+use crate::testing::chat::{chat_stream, event};
 use crate::testing::client::{Client, Reply};
-use crate::testing::engine::FakeEngine;
+use crate::testing::engine::{Call, FakeEngine};
 use crate::testing::wait::{eventually, soon};
+
+const CHAT: &str = "/v1/chat/completions";
 
 /// A configuration for tests: free ports, two relay threads, a policy that reports whether it found a prefix, blocks
 /// of four prompt bytes, and probes so rare that after each worker's first one none disturbs a test.
@@ -27,6 +30,19 @@ pub fn config() -> Config {
     config.routing.policy = PolicyConfig::CacheAware(Default::default());
     config.routing.block_bytes = 16;
     config.health.interval = Duration::from_secs(3600);
+    config
+}
+
+/// Like [`config`]: two consecutive requests go to two engines, a failed attempt is repeated at once, and no circuit
+/// breaker opens.
+///
+/// # Panics
+/// There is no such policy.
+pub fn in_turn() -> Config {
+    let mut config = config();
+    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    config.retry.initial_backoff = Duration::ZERO;
+    config.breaker.failure_threshold = 0;
     config
 }
 
@@ -103,6 +119,34 @@ impl TestGateway {
         let mut client = self.client().await;
         client.request(method, path, body.as_ref()).await;
         client.reply().await
+    }
+
+    /// A client that has sent this chat request.
+    pub async fn begin(&self, body: impl AsRef<str>) -> Client {
+        let mut client = self.client().await;
+        client.request("POST", CHAT, body.as_ref()).await;
+        client
+    }
+
+    /// A client whose stream has begun: it has received the event `first`, and `engine` goes on.
+    pub async fn stream(&self, engine: &FakeEngine, first: &str) -> (Client, Call) {
+        let mut client = self.begin(chat_stream("m", "hi")).await;
+        let mut call = engine.call().await;
+        call.begin_stream().await;
+        call.chunk(&event(first)).await;
+        client.head().await;
+        client.see(&event(first)).await;
+        (client, call)
+    }
+
+    /// The response to a chat request, which `engine` answers.
+    ///
+    /// # Panics
+    /// Its status is not 200.
+    pub async fn served(&self, engine: &FakeEngine, body: impl AsRef<str>) -> Reply {
+        let (reply, _) = tokio::join!(self.ask("POST", CHAT, body), engine.answer("{}"));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply
     }
 
     /// Sends one request to the operators' port and reads the response.

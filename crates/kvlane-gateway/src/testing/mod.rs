@@ -7,6 +7,7 @@
 //! condition.
 
 mod caching;
+mod chat;
 mod client;
 mod engine;
 mod feed;
@@ -18,26 +19,10 @@ pub use self::caching::{
     BLOCK, CachingEngine, FeedEndpoint, caching_config, caching_gateway, caching_gateway_at_speed, chain,
     tokens,
 };
+pub use self::chat::{chat, chat_stream, event};
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::FakeFeed;
-pub use self::gateway::{TestGateway, config, is_zero};
+pub use self::gateway::{TestGateway, config, in_turn, is_zero};
 pub use self::wait::{PATIENCE, eventually, soon};
 pub use kvlane_control::testing::{Told, batch};
-
-/// A chat body for `model` whose user message is `text`.
-pub fn chat(model: &str, text: &str) -> String {
-    serde_json::json!({"model": model, "messages": [{"role": "user", "content": text}]}).to_string()
-}
-
-/// A chat body with `stream`.
-pub fn chat_stream(model: &str, text: &str) -> String {
-    serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": text}]})
-        .to_string()
-}
-
-/// One SSE event with one token of a chat completion.
-pub fn event(text: &str) -> String {
-    let chunk = serde_json::json!({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]});
-    format!("data: {chunk}\n\n")
-}

@@ -1,7 +1,10 @@
 //! Waits in tests: for a condition or a future, never for a time.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
+use tokio::net::TcpListener;
+use tokio::task::yield_now;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// How long a test waits before it fails. It is not a measurement.
@@ -19,6 +22,20 @@ pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < give_up, "condition not met in time: {what}");
         ticks.tick().await;
     }
+}
+
+/// A listener on a port that was in use until a moment ago: a socket closes when its tasks have ended.
+///
+/// # Panics
+/// Another program has taken the port.
+pub(super) async fn listen_again(address: &str) -> TcpListener {
+    let free = async || loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => yield_now().await,
+            bound => return bound,
+        }
+    };
+    soon("its port is free", free()).await.expect("a listener")
 }
 
 /// Waits for `future`.

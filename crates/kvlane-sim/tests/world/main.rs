@@ -1,6 +1,7 @@
 //! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
 mod faults;
+mod turns;
 
 use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::PolicyConfig;
@@ -62,21 +63,9 @@ fn conversations(sessions: u32, seed: u64) -> Trace {
     let mut arrival_s = 0.0;
     for session in 0..sessions {
         arrival_s += rng.unit() * 0.4;
-        let mut before: Option<(u32, u32)> = None;
+        let mut before = None;
         for turn in 0..1 + rng.below(4) {
-            let (base, length) = before.map_or((None, 0), |(index, length)| (Some(index), length));
-            let request = TraceRequest {
-                arrival_s: arrival_s + turn as f64,
-                input_tokens: length + 40 + rng.below(300) as u32,
-                output_tokens: 1 + rng.below(60) as u32,
-                session,
-                after: base,
-                think_s: base.map(|_| rng.unit() as f32),
-                base,
-                shared_blocks: length / BLOCK_TOKENS,
-            };
-            let index = builder.branch(request).expect("room");
-            before = Some((index, request.input_tokens + request.output_tokens));
+            turns::add(&mut builder, &mut rng, arrival_s + turn as f64, session, &mut before);
         }
     }
     builder.finish()
