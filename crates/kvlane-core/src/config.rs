@@ -169,6 +169,16 @@ macro_rules! section {
     (@doc $($other:tt)*) => { "" };
 }
 
+/// Types of keys without keys or bounds of their own, by how they are written: `setting!(Text: String, Duration)`.
+#[macro_export]
+macro_rules! setting {
+    ($kind:ident: $($type:ty),+) => {
+        $(impl $crate::config::Setting for $type {
+            const KIND: $crate::config::Kind = $crate::config::Kind::$kind;
+        })+
+    };
+}
+
 /// An error for `field`.
 ///
 /// # Errors
@@ -218,20 +228,9 @@ impl Key {
 
 // === impl Setting, impl Measured ===
 
-/// Types without keys of their own.
-macro_rules! settings {
-    ($($kind:ident: $($type:ty)*;)*) => {
-        $($(impl Setting for $type {
-            const KIND: Kind = Kind::$kind;
-        })*)*
-    };
-}
-
-settings! {
-    Flag: bool;
-    Integer: u16 u32 u64 usize i8;
-    Text: String PathBuf IpAddr Duration;
-}
+setting!(Flag: bool);
+setting!(Integer: u16, u32, u64, usize, i8);
+setting!(Text: String, PathBuf, IpAddr, Duration);
 
 /// Numbers are their own measure.
 macro_rules! measured {

@@ -83,12 +83,13 @@ section! {
 section! {
     /// When an endpoint that fails requests gets no more of them, and for how long.
     pub struct Breaker {
-        /// Failed requests in a row after which an endpoint gets none for a while; 0 is never.
+        /// Circuit breaker: failed requests in a row after which an endpoint gets none for a while; 0 is never.
         pub failure_threshold: u32 = 3;
-        /// First cool-down, doubled with each further failure. Then one request is let through.
+        /// First cool-down: time without requests for an endpoint that fails. It doubles with each further failure.
+        /// Then one request is let through.
         #[serde(with = "humantime_serde")]
         pub cooldown: Duration = Duration::from_secs(1), in TIME;
-        /// Longest cool-down.
+        /// Circuit breaker: longest cool-down of an endpoint that fails.
         #[serde(with = "humantime_serde")]
         pub cooldown_max: Duration = Duration::from_secs(60), in TIME;
         /// Slow start: time over which the share of a recovered endpoint grows to its full share.

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use kvlane_core::config::{Kind, Setting};
+use kvlane_core::setting;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, lookup_host};
 
@@ -21,9 +21,7 @@ pub struct Network {
     bits: u8,
 }
 
-impl Setting for Network {
-    const KIND: Kind = Kind::Text;
-}
+setting!(Text: Network);
 
 /// The addresses allowed for added workers, and for feeds that engines announce.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

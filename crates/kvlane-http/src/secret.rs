@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kvlane_core::config::{Kind, Setting};
+use kvlane_core::setting;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -67,9 +67,7 @@ enum Place {
 
 // === impl Secret ===
 
-impl Setting for Secret {
-    const KIND: Kind = Kind::Any;
-}
+setting!(Any: Secret);
 
 impl Secret {
     /// A secret given in the clear.
@@ -155,9 +153,7 @@ pub struct KeyHash(pub [u8; 32]);
 
 // === impl KeyHash ===
 
-impl Setting for KeyHash {
-    const KIND: Kind = Kind::Text;
-}
+setting!(Text: KeyHash);
 
 impl KeyHash {
     /// The hash of `key`.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvlane_core::config::{ConfigError, Kind, Setting, TIME, wrong};
-use kvlane_core::section;
+use kvlane_core::config::{ConfigError, TIME, wrong};
+use kvlane_core::{section, setting};
 use kvlane_tokens::ContentFormat;
 use serde::{Deserialize, Serialize};
 
@@ -81,13 +81,7 @@ pub enum Plan {
     Estimate,
 }
 
-impl Setting for TokenSource {
-    const KIND: Kind = Kind::Text;
-}
-
-impl Setting for Content {
-    const KIND: Kind = Kind::Text;
-}
+setting!(Text: TokenSource, Content);
 
 // === impl Tokens ===
 

@@ -1,7 +1,6 @@
 //! The configuration section `log`.
 
-use kvlane_core::config::{Kind, Setting};
-use kvlane_core::section;
+use kvlane_core::{section, setting};
 use serde::{Deserialize, Serialize};
 
 section! {
@@ -25,6 +24,4 @@ pub enum LogFormat {
     Json,
 }
 
-impl Setting for LogFormat {
-    const KIND: Kind = Kind::Text;
-}
+setting!(Text: LogFormat);

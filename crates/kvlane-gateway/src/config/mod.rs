@@ -23,7 +23,7 @@ use kvlane_http::tls::TlsConfig;
 pub use kvlane_proxy::attributes::Config as Hints;
 pub use kvlane_proxy::auth::config::{KeySpec, Security};
 pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
-pub use kvlane_proxy::faults::{Continuation, Hedge, Multiplier, Retry, RouteTimeouts, Timeouts};
+pub use kvlane_proxy::faults::{Continuation, Hedge, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
 use kvlane_proxy::paths::OwnPath;
 use kvlane_proxy::salt::SaltKey;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvlane_core::config::{Kind, Setting};
+use kvlane_core::setting;
 use serde::{Deserialize, Serialize};
 
 /// The longest name of a key, in bytes.
@@ -45,9 +45,7 @@ pub struct Identity {
 
 // === impl Role ===
 
-impl Setting for Role {
-    const KIND: Kind = Kind::Text;
-}
+setting!(Text: Role);
 
 impl Role {
     /// Its name.

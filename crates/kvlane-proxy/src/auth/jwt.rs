@@ -22,7 +22,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::Uri;
 use jsonwebtoken::{Algorithm, Validation, decode_header};
-use kvlane_core::config::{ConfigError, wrong};
+use kvlane_core::config::{ConfigError, Setting as _, wrong};
 use kvlane_core::section;
 use kvlane_http::client::Client;
 use kvlane_http::secret::KeyHash;
@@ -120,6 +120,7 @@ pub(super) enum TokenError {
 
 impl JwtSpec {
     fn validate(&self) -> Result<(), ConfigError> {
+        self.check("auth.jwt")?;
         if self.issuer.is_empty() || self.audience.is_empty() {
             return wrong("auth.jwt", "issuer and audience must not be empty".into());
         }

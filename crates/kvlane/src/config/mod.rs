@@ -399,6 +399,10 @@ mod tests {
         check(&["--set", "server.body_timeout=soon"], &["server.body_timeout"]);
         check(&["--set", "health.interval=0s"], &["health.interval"]);
         check(&["--policy", "best"], &["best", "cache_aware, prefix_aware"]);
+        check(
+            &["--pool-policy", "m=best"],
+            &["--pool-policy", "routing.pools.m.policy", "'best'", "cache_aware, prefix_aware"],
+        );
         check(&["--worker-urls", "gpu:1"], &["workers[0].url", "gpu:1"]);
         check(&["--worker-urls", "http://a", "http://a/"], &["workers[1].url", "twice"]);
         check(&["--policy", "lmetric", "--cache-threshold", "0.5"], &["--cache-threshold", "unknown field"]);

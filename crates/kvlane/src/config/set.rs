@@ -13,9 +13,9 @@ pub(super) fn scalar(text: &str) -> Value {
 /// The configuration with one key set. `a.b+` adds entries to the map `a.b`.
 pub(super) fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
     let mut tree = revealed(|| serde_json::to_value(config))?;
-    let (path, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
+    let (key, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
     // Another policy starts with its own default parameters.
-    let path = path.strip_suffix("policy.name").map_or(path.to_owned(), |section| format!("{section}policy"));
+    let path = key.strip_suffix("policy.name").map_or(key.to_owned(), |section| format!("{section}policy"));
     let mut at = &mut tree;
     for name in path.split('.') {
         let Value::Object(section) = at else { bail!("{key}: '{name}' is inside a value, not a section") };
