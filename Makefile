@@ -7,7 +7,7 @@
 
 # A trace through the gateway onto four mock engines, under four policies.
 demo: cargo
-	cargo run --release --locked -p kvlane -- demo
+	cargo run --profile demo --locked -p kvlane -- demo
 
 # All tests of all crates.
 test: cargo

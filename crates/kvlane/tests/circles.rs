@@ -85,7 +85,7 @@ impl Paths {
         }
     }
 
-    /// The paths in a macro's arguments, which are not parsed.
+    /// The paths in a macro's arguments, which are not parsed. A single word names no module: it may be a visibility.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path = Module::new();
         for token in tokens {
@@ -93,14 +93,20 @@ impl Paths {
                 TokenTree::Ident(name) => path.push(name.to_string()),
                 TokenTree::Punct(punct) if punct.as_char() == ':' => {}
                 other => {
-                    self.0.push(std::mem::take(&mut path));
+                    self.add_path(std::mem::take(&mut path));
                     if let TokenTree::Group(group) = other {
                         self.add_tokens(group.stream());
                     }
                 }
             }
         }
-        self.0.push(path);
+        self.add_path(path);
+    }
+
+    fn add_path(&mut self, path: Module) {
+        if path.len() > 1 {
+            self.0.push(path);
+        }
     }
 }
 

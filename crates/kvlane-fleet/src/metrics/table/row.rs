@@ -85,12 +85,12 @@ macro_rules! rows {
         }
 
         impl $Group {
-            pub(super) const GROUP: super::row::Group =
-                super::row::Group { title: $title, intro: $intro, rows: &Self::ROWS };
+            pub(super) const GROUP: $crate::metrics::table::row::Group =
+                $crate::metrics::table::row::Group { title: $title, intro: $intro, rows: &Self::ROWS };
 
-            const ROWS: [super::row::Row; [$(stringify!($name)),+].len()] = [$( super::row::Row {
+            const ROWS: [$crate::metrics::table::row::Row; [$(stringify!($name)),+].len()] = [$( $crate::metrics::table::row::Row {
                 name: stringify!($name),
-                kind: <$Type as super::row::Kinded>::KIND,
+                kind: <$Type as $crate::metrics::table::row::Kinded>::KIND,
                 $($row)*
             } ),+];
 
@@ -102,7 +102,7 @@ macro_rules! rows {
 
         impl Default for $Group {
             fn default() -> Self {
-                Self { $( $name: super::row::rows!(@new $($new)?), )+ }
+                Self { $( $name: $crate::metrics::table::row::rows!(@new $($new)?), )+ }
             }
         }
     };
