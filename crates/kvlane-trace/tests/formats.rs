@@ -293,7 +293,12 @@ fn a_bad_line_is_named_with_its_field() {
         "trace line 2, line: 4 values, the header has 3 columns",
     );
     check_bad(Format::Azure, "2023-11-16 18", "2023-13-16 18", "trace line 2, TIMESTAMP: ");
-    check_bad(Format::Azure, "ContextTokens", "Context", "trace line 1, ContextTokens: no such column");
+    check_bad(
+        Format::Azure,
+        "ContextTokens",
+        "Context",
+        "trace line 1, ContextTokens: the header has no such column",
+    );
     check_bad(Format::Bailian, "\"chat_id\": 159", "\"chat\": 1", "trace line 2, chat_id: missing");
     check_bad(Format::Bailian, "61.114", "-1", "trace line 2, timestamp: -1 is not a time in seconds");
     check_bad(Format::Bailian, "[1, 2, 3]", "[1]", "trace line 1, hash_ids: 1 ids, but 33 tokens");

@@ -35,7 +35,7 @@ use std::time::Instant;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_lab::figures::Figures;
 use kvlane_lab::matrix::policies::{
-    Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, digest, file_name, knee,
+    Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, digest, file_name, knee, source_file,
 };
 use kvlane_lab::scenario::Arm;
 use kvlane_trace::format;
@@ -200,16 +200,10 @@ fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
     let root = here().join("../kvlane-core/src/policy");
     let mut policies = BTreeMap::new();
     for name in PolicyConfig::NAMES.iter().filter_map(|name| Some(file_name(&PolicyConfig::by_name(name)?))) {
-        let mut files = vec![root.join(format!("{name}.rs"))];
-        if let Ok(inside) = std::fs::read_dir(root.join(&name)) {
-            files.extend(inside.flatten().map(|file| file.path()));
-        }
-        files.sort();
-        let source: Vec<u8> = files.iter().filter_map(|file| std::fs::read(file).ok()).flatten().collect();
-        if source.is_empty() {
-            return Err(format!("{}: the source of {name} is not there", files[0].display()).into());
-        }
-        policies.insert(name, digest(&source));
+        let Some(file) = source_file(&root, &name) else {
+            return Err(format!("{}: the source of {name} is not there", root.display()).into());
+        };
+        policies.insert(name, digest(&std::fs::read(file)?));
     }
     let mut traces = BTreeMap::new();
     for path in matrix.workloads.iter().filter_map(|one| one.trace.as_ref()) {

@@ -26,7 +26,7 @@ impl Columns {
             Some(field) => Err(TraceError::Line {
                 line,
                 field,
-                why: format!("the header has no column {}", names.join(",")),
+                why: format!("the header has no such column; it has {}", names.join(",")),
             }),
             None => Ok(Self { names }),
         }

@@ -184,7 +184,7 @@ mod tests {
         assert!(error.contains("line 2") && error.contains(expect), "{error}");
         let trace = read(text.as_bytes(), &Options { skip_bad: true, ..off() }).unwrap();
         assert_eq!(trace.requests.len(), 2);
-        assert!(trace.notes[0].contains("1 bad") && trace.notes[0].contains(expect), "{:?}", trace.notes);
+        assert!(trace.notes[0].contains("1 invalid") && trace.notes[0].contains(expect), "{:?}", trace.notes);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::policy::PolicyConfig;
@@ -77,6 +77,12 @@ pub fn digest(bytes: &[u8]) -> String {
 pub fn file_name(policy: &PolicyConfig) -> String {
     let named = serde_json::to_value(policy).ok();
     named.and_then(|named| Some(named.get("name")?.as_str()?.to_owned())).unwrap_or_default()
+}
+
+/// The source file of the policy `name` in kvlane-core's folder `policies`: ours, or one of another project.
+pub fn source_file(policies: &Path, name: &str) -> Option<PathBuf> {
+    let places = [policies.to_owned(), policies.join("published")];
+    places.into_iter().map(|place| place.join(format!("{name}.rs"))).find(|file| file.is_file())
 }
 
 // === impl Store ===
