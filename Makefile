@@ -9,9 +9,10 @@
 demo: cargo
 	cargo run --profile demo --locked -p kvlane -- demo
 
-# All tests of all crates.
+# All tests of all crates, and those of panics once more without overflow checks and debug assertions, as in a release.
 test: cargo
 	cargo test --workspace --locked
+	cargo test --locked --profile unchecked --package kvlane-gateway --test panics
 
 # Formatting and clippy, warnings are errors. Adds the two components if rustup can.
 lint: cargo

@@ -428,8 +428,7 @@ impl Executor {
         }
         sizes.insert(self.endpoint, size);
         if self.pool.router.set_block_tokens(size) {
-            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size set \
-                                                                                                  from KV events");
+            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size set from KV events");
         }
         drop(sizes);
         self.agreed = Some(size);

@@ -86,8 +86,7 @@ impl Ingest {
             && pool.block_sizes().is_empty()
             && pool.router.set_block_tokens(size)
         {
-            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size set from the \
-                                                                                        engine's metrics");
+            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size set from the engine's metrics");
         }
         let patience = {
             let settings = self.fleet.settings();

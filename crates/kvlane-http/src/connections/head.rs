@@ -65,8 +65,7 @@ pub(super) async fn read_head(
         if read == 0 && buffer.is_empty() {
             let closed = io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                "the upstream closed the connection without a \
-                                                                       response",
+                "the upstream closed the connection without a response",
             );
             return Err(UpstreamError::Broken(closed));
         }
