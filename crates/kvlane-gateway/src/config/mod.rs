@@ -11,6 +11,7 @@ pub use kvlane_core::config::ConfigError;
 use kvlane_core::config::{Setting, wrong};
 use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
+pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
 pub use kvlane_fleet::recording_writer::config::Recorder;
 pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
@@ -40,6 +41,8 @@ section! {
         pub metrics: Metrics = Metrics::default();
         /// The workers known from the start; others can join at run time.
         pub workers: Vec<WorkerSpec> = Vec::new();
+        /// Discovery of workers by Kubernetes, DNS or a file.
+        pub discovery: Discovery = Discovery::default();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
         /// Health checks of workers.
@@ -93,6 +96,7 @@ impl Config {
         self.check("")?;
         self.validate_workers()?;
         self.validate_paths()?;
+        self.discovery.validate()?;
         Timings::read(&self.routing)?;
         if self.routing.pools.contains_key("") {
             return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
