@@ -98,7 +98,10 @@ def external_processing(way):
             "grpc_service": {
                 "envoy_grpc": {"cluster_name": "picker", "authority": "picker"},
                 "retry_policy": {
-                    "retry_on": "connect-failure,refused-stream,unavailable,reset", "num_retries": 2,
+                    "retry_on": "connect-failure,refused-stream,unavailable,reset", "num_retries": 3,
+                    # One second otherwise, of which a random part is waited.
+                    "retry_back_off": {"base_interval": "0.010s", "max_interval": "0.100s"},
+                    "host_selection_retry_max_attempts": 3,
                     "retry_host_predicate": [{
                         "name": "envoy.retry_host_predicates.previous_hosts",
                         "typed_config": {"@type": TYPES + "retry.host.previous_hosts.v3.PreviousHostsPredicate"},
@@ -168,7 +171,11 @@ def picker_cluster(way, pickers, tls, health_service, health_ports):
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": TYPES + "upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
+                # A picker that has stopped answering, but not ended, keeps its connections: what waits there is asked of another
+                # one only when they are closed, and health checks do not close them.
+                "explicit_http_config": {
+                    "http2_protocol_options": {"connection_keepalive": {"interval": "1s", "timeout": "2s"}},
+                },
             },
         },
     }
