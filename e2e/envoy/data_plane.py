@@ -31,7 +31,7 @@ def data_plane(way, listener, admin, engines, pickers=(), tls=True, health_servi
 
     `health_ports`, one for each picker, for pickers that answer health checks on another port than that of ext_proc."""
     assert way in WAYS, way
-    filters = [] if way == "plain" else [external_processing(way)]
+    filters = [] if way == "plain" else [subset_hints(), external_processing(way)]
     router = {"@type": TYPES + "filters.http.router.v3.Router", "suppress_envoy_headers": True}
     manager = {
         "@type": TYPES + "filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -66,6 +66,24 @@ def route(way):
         # `override_host` takes the next endpoint of the picker's list at each attempt. 5xx of an engine are its answer.
         to["retry_policy"] = {"retry_on": "connect-failure,refused-stream,reset-before-request", "num_retries": 2}
     return {"match": {"prefix": "/"}, "route": to}
+
+
+def subset_hints():
+    """Takes a subset of endpoints from a header, or as a list (a protobuf Value in base64), in place of a gateway that computes one."""
+    def rule(header, **kind):
+        return {"header": header, "remove": True, "on_header_present": {
+            "metadata_namespace": "envoy.lb.subset_hint", "key": DESTINATION + "-subset", **kind,
+        }}
+
+    return {
+        "name": "envoy.filters.http.header_to_metadata",
+        "typed_config": {
+            "@type": TYPES + "filters.http.header_to_metadata.v3.Config",
+            "request_rules": [
+                rule("x-e2e-subset", type="STRING"), rule("x-e2e-subset-list", type="PROTOBUF_VALUE", encode="BASE64"),
+            ],
+        },
+    }
 
 
 def external_processing(way):

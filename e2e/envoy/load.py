@@ -43,10 +43,10 @@ class Client:
         for _, writer in self.idle:
             writer.close()
 
-    async def post(self, body, path="/v1/chat/completions", headers=None, method="POST", due=None):
-        """One exchange. Its failures are in the reply."""
+    async def post(self, body, path="/v1/chat/completions", headers=None, method="POST", due=None, reply=None):
+        """One exchange. Its failures are in the reply, which may be given in order to be watched meanwhile."""
         due = time.monotonic() if due is None else due
-        reply = Reply()
+        reply = Reply() if reply is None else reply
         try:
             await asyncio.wait_for(self._exchange(reply, due, method, path, body, headers or {}), self.timeout_s)
         except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, ValueError) as error:

@@ -8,6 +8,7 @@ What is in the way of a request is in data_plane.py. REQUESTS (800) and PER_S (2
 """
 
 import asyncio
+import base64
 import collections
 import hashlib
 import os
@@ -130,13 +131,13 @@ class Shipped(Passing, Group):
 
 
 class Observed(Passing, Group):
-    way, options = "observed", settings("epp.responses=observe")
+    way, options = "observed", settings("epp.observe_responses=true")
 
 
 class OriginalDestination(Passing, Group):
     """This data plane takes a single endpoint and no list."""
 
-    way, options = "original_dst", settings("epp.responses=observe", "epp.fallbacks=0")
+    way, options = "original_dst", settings("epp.observe_responses=true", "epp.fallbacks=0")
 
 
 class Buffered(Passing, Group):
@@ -162,17 +163,17 @@ class Refusing(Group):
     def test_a_shed_request_gets_429(self):
         """Two streams are all that the pool may have in flight, and nothing may wait."""
         envoy, _ = self.start(
-            "observed", options=settings("epp.responses=observe", "routing.max_concurrent_requests=2", "routing.queue_size=0"),
+            "observed", options=settings("epp.observe_responses=true", "routing.max_concurrent_requests=2", "routing.queue_size=0"),
         )
 
         async def run():
             client = load.Client(envoy.port)
-            long = [asyncio.create_task(client.post(chat(f"{index}", stream=True, max_tokens=40, gap_ms=50))) for index in (1, 2)]
-            while True:
-                # Once both are in flight; until then it is answered.
-                reply = await client.post(chat("third"))
-                if reply.status != 200 or all(task.done() for task in long):
-                    break
+            replies = [load.Reply(), load.Reply()]
+            body = chat("tell me", stream=True, max_tokens=40, gap_ms=50)
+            long = [asyncio.create_task(client.post(body, reply=reply)) for reply in replies]
+            while not all(reply.status for reply in replies):
+                await asyncio.sleep(0.01)
+            reply = await client.post(chat("third"))
             ended = await asyncio.gather(*long)
             after = await client.post(chat("fourth"))
             client.close()
@@ -185,27 +186,84 @@ class Refusing(Group):
         self.assertTrue(after.good, after)
 
 
+class Subsets(Group):
+    """A gateway may name the endpoints that a request can be sent to."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.picker = Picker(cls.upstreams.urls, name="picker-subsets").wait_ready(cls.engines)
+        cls.envoy = Envoy("closed", cls.upstreams.addresses, [cls.picker])
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.envoy.kill()
+        cls.picker.kill()
+        super().tearDownClass()
+
+    def engines_of(self, headers):
+        """The engines that twelve prompts are sent to."""
+        replies = [load.once(self.envoy.port, chat(words(seed, 500)), headers=headers) for seed in range(12)]
+        self.assertTrue(all(reply.good for reply in replies), replies)
+        return {reply.seen["engine"] for reply in replies}
+
+    def test_only_endpoints_of_a_string_are_picked(self):
+        subset = sorted(self.upstreams.names)[:2]
+        self.assertLessEqual(self.engines_of({"x-e2e-subset": ",".join(subset)}), set(subset))
+
+    def test_only_endpoints_of_a_list_are_picked(self):
+        subset = sorted(self.upstreams.names)[1:]
+        self.assertLessEqual(self.engines_of({"x-e2e-subset-list": protobuf_list(subset)}), set(subset))
+
+    def test_a_host_without_a_port_is_all_its_ports(self):
+        self.assertLessEqual(self.engines_of({"x-e2e-subset": "127.0.0.1"}), self.upstreams.names)
+
+    def test_a_subset_of_unknown_endpoints_gets_503(self):
+        for headers in ({"x-e2e-subset": "10.9.8.7:1"}, {"x-e2e-subset-list": protobuf_list([])}):
+            reply = load.once(self.envoy.port, chat("hello"), headers=headers)
+            self.assertEqual(503, reply.status, (headers, reply))
+
+
+def protobuf_list(texts):
+    """google.protobuf.Value with a list of strings, in base64: field 6 of values (field 1) with strings (field 3). Short ones."""
+    def field(number, data):
+        assert len(data) < 128
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    values = b"".join(field(1, field(3, text.encode())) for text in texts)
+    return base64.b64encode(field(6, values)).decode()
+
+
 class Fallbacks(unittest.TestCase):
     """An engine of its own process each, one of which is killed."""
 
     def test_the_next_endpoint_of_the_list_takes_over(self):
+        self.kill_an_engine("closed", ())
+
+    def test_the_endpoint_that_has_served_is_reported(self):
+        """The picker reads back which one it was, and says so to the client."""
+        for reply in self.kill_an_engine("observed", settings("epp.observe_responses=true")):
+            self.assertEqual(f"http://{reply.seen['engine']}", reply.headers["x-router-backend"])
+
+    def kill_an_engine(self, way, options):
         engines = [Upstreams(1) for _ in range(3)]
         for engine in engines:
             self.addCleanup(engine.kill)
         urls = [url for engine in engines for url in engine.urls]
         # Probes that come late: the picker does not know what Envoy finds.
-        picker = Picker(urls, *settings("health.interval=60s"), name="picker-fallbacks")
+        picker = Picker(urls, *settings("health.interval=60s"), *options, name="picker-fallbacks")
         self.addCleanup(picker.kill)
         picker.wait_ready(3)
-        envoy = Envoy("closed", [engine.addresses[0] for engine in engines], [picker])
+        envoy = Envoy(way, [engine.addresses[0] for engine in engines], [picker])
         self.addCleanup(envoy.kill)
         body = chat(words(1, PREFIX_WORDS))
         victim = load.once(envoy.port, body).seen["engine"]
         next(engine for engine in engines if victim in engine.names).kill()
-        for _ in range(10):
-            reply = load.once(envoy.port, body)
+        replies = [load.once(envoy.port, body) for _ in range(10)]
+        for reply in replies:
             self.assertTrue(reply.good, reply)
             self.assertNotEqual(victim, reply.seen["engine"])
+        return replies
 
 
 class Dying(Group):
