@@ -75,7 +75,7 @@ struct Shared {
 pub struct Discovery {
     sources: Mutex<Vec<Seen>>,
     /// Priorities by objective name (`InferenceObjective` resources).
-    pub objectives: ArcSwap<BTreeMap<String, i8>>,
+    pub objectives: Arc<ArcSwap<BTreeMap<String, i8>>>,
 }
 
 // === impl Discovery ===
