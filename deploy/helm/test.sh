@@ -58,6 +58,8 @@ rejects "digest" --set image.digest=latest
 rejects "medium" --set snapshots.medium=disk
 rejects "listenAddress" --set listenAddress=127.0.0.1
 rejects "engines.selector is empty" --set engines.selector.matchLabels.app=null
+rejects "or neither" --set engines.prefillSelector.matchLabels.role=prefill
+rejects "llm-d.ai/role" --set mode=gateway-api,engines.prefillSelector.matchLabels.role=prefill
 rejects "set engines.service" --set engines.discovery=service
 rejects "set engines.inferencePool" --set engines.discovery=inferencePool
 rejects "set engines.dns" --set engines.discovery=dns
@@ -96,7 +98,10 @@ has "$out/gateway-service.yaml" 'resources: \[endpointslices\]'
 has "$out/gateway-pool.yaml" 'resources: \[inferencepools\]'
 has_no "$out/gateway.yaml" 'endpointslices|inferencepools'
 [ "$(lines "$out/gateway-everything.yaml" '^kind: Role$')" = 2 ] || fail "two namespaces want two Roles"; ok
-has "$out/gateway-everything.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
+has "$out/gateway-everything.yaml" 'prefill_selector: role=prefill$'
+render --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
+has "$out/selector.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
+has_no "$out/gateway-everything.yaml" ' selector: app='
 # The grace period of the pod is the sum of kvlane's two and ten seconds.
 render --set shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
 has "$out/shutdown.yaml" 'terminationGracePeriodSeconds: 117'

@@ -42,15 +42,20 @@
 {{- if has $kind (list "pods" "service" "inferencePool") }}
 {{- $kubernetes := dict "enabled" true "namespaces" (include "kvlane.namespaces" . | fromJsonArray) }}
 {{- if eq $kind "pods" }}
+{{- $prefill := include "kvlane.selectorText" $v.engines.prefillSelector }}
+{{- $decode := include "kvlane.selectorText" $v.engines.decodeSelector }}
+{{- if or $prefill $decode }}
+{{- $_ := set $kubernetes "prefill_selector" $prefill }}
+{{- $_ := set $kubernetes "decode_selector" $decode }}
+{{- else }}
 {{- $_ := set $kubernetes "selector" (include "kvlane.selectorText" $v.engines.selector) }}
+{{- end }}
 {{- $_ := set $kubernetes "ports" $v.engines.ports }}
 {{- else if eq $kind "service" }}
 {{- $_ := set $kubernetes "service" $v.engines.service }}
 {{- else }}
 {{- $_ := set $kubernetes "inference_pool" (ternary (include "kvlane.poolName" .) $v.engines.inferencePool (and (eq $v.mode "gateway-api") $v.gatewayApi.inferencePool.create)) }}
 {{- end }}
-{{- with include "kvlane.selectorText" $v.engines.prefillSelector }}{{ $_ := set $kubernetes "prefill_selector" . }}{{ end }}
-{{- with include "kvlane.selectorText" $v.engines.decodeSelector }}{{ $_ := set $kubernetes "decode_selector" . }}{{ end }}
 {{- $_ := set $config "discovery" (dict "kubernetes" $kubernetes) }}
 {{- else if eq $kind "dns" }}
 {{- $_ := set $config "discovery" (dict "dns" $v.engines.dns) }}

@@ -93,6 +93,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $engines := .Values.engines }}
 {{- $selects := include "kvlane.selectorText" $engines.selector }}
 {{- if and (eq $kind "pods") (not $selects) }}{{ fail "engines.selector is empty: it would take every pod of the namespace for an engine; set engines.selector.matchLabels" }}{{ end }}
+{{- $prefill := include "kvlane.selectorText" $engines.prefillSelector }}
+{{- $decode := include "kvlane.selectorText" $engines.decodeSelector }}
+{{- if and (or $prefill $decode) (ne $kind "pods") }}{{ fail (printf "engines.prefillSelector and engines.decodeSelector find pods by themselves, not with %s; label the pods with llm-d.ai/role instead" $kind) }}{{ end }}
+{{- if and (or $prefill $decode) (not (and $prefill $decode)) }}{{ fail "set both engines.prefillSelector and engines.decodeSelector, or neither" }}{{ end }}
 {{- if and (eq $kind "service") (not $engines.service) }}{{ fail "engines.discovery is service: set engines.service to its name" }}{{ end }}
 {{- if and (eq $kind "inferencePool") (not $engines.inferencePool) (ne .Values.mode "gateway-api") }}{{ fail "engines.discovery is inferencePool: set engines.inferencePool to its name" }}{{ end }}
 {{- if and (eq $kind "dns") (not $engines.dns) }}{{ fail "engines.discovery is dns: set engines.dns, as in [http://vllm-headless:8000]" }}{{ end }}
