@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
+use crate::discovery::Discovery;
 use crate::metrics::Metrics;
 use crate::pool::ModelPool;
 use crate::recording_writer::RecordingWriter;
@@ -33,6 +34,8 @@ pub struct Fleet {
     pub tokenizers: Tokenizers,
     /// Writes the inputs of schedulers to files.
     pub recordings: RecordingWriter,
+    /// Workers that others name while the gateway runs.
+    pub discovery: Discovery,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
     /// The gateway accepts no new connections and ends soon.
@@ -68,6 +71,7 @@ impl Fleet {
             metrics: Metrics::new(),
             tokenizers,
             recordings: RecordingWriter::default(),
+            discovery: Discovery::default(),
             reloads: Reloads::default(),
             stopping: AtomicBool::new(false),
             settings: ArcSwap::from_pointee(settings),

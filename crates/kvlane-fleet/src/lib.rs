@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod clock;
+pub mod discovery;
 pub mod feed;
 pub mod first_tokens;
 pub mod fleet;

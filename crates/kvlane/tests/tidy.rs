@@ -12,7 +12,7 @@ use kvlane_proxy::error::ApiError;
 use kvlane_wire::engine::ENGINES;
 
 /// The crates each crate may reach, whether directly or through another.
-const MAY_REACH: [(&str, &[&str]); 14] = [
+const MAY_REACH: [(&str, &[&str]); 15] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
     ("kvlane-tokens", &["kvlane-core", "kvlane-wire"]),
@@ -20,6 +20,7 @@ const MAY_REACH: [(&str, &[&str]); 14] = [
     ("kvlane-fleet", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
     ("kvlane-proxy", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens", "kvlane-fleet"]),
     ("kvlane-control", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens", "kvlane-fleet"]),
+    ("kvlane-k8s", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens", "kvlane-fleet"]),
     (
         "kvlane-admin",
         &[

@@ -1,14 +1,15 @@
 //! Configuration of workers and their KV event feeds.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use kvlane_wire::engine::resolve;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use kvlane_core::config::{ConfigError, wrong};
-use kvlane_core::section;
+use kvlane_core::{section, setting};
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::Secret;
 
@@ -27,6 +28,45 @@ section! {
         /// Its API key, or where it is: `{file: /run/secrets/gpu-7}`, `{env: NAME}`; `upstream.api_key` if not set.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub api_key: Option<Secret>;
+        /// Its role where prefill and decode run on different engines: `both`, `prefill`, `decode` or `encode`.
+        #[serde(default, skip_serializing_if = "Role::is_both")]
+        pub role: Role;
+        /// Its bootstrap port for the transfer of KV blocks (SGLang).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub bootstrap_port: Option<u16>;
+        /// The directory or file of its model's tokenizer, if it is not where the engine says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tokenizer: Option<PathBuf>;
+    }
+}
+
+/// What a worker does for a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The whole request.
+    #[default]
+    Both,
+    /// Only the prefill.
+    Prefill,
+    /// The decode, and the prefill where there is no prefill worker.
+    Decode,
+    /// Only the encoding of images and other media.
+    Encode,
+}
+
+setting!(Text: Role);
+
+// === impl Role ===
+
+impl Role {
+    /// Whether it serves whole requests.
+    pub fn serves_requests(self) -> bool {
+        matches!(self, Self::Both | Self::Decode)
+    }
+
+    fn is_both(&self) -> bool {
+        *self == Self::Both
     }
 }
 
@@ -35,7 +75,15 @@ section! {
 impl WorkerSpec {
     /// A worker with only a URL.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), model: None, kv_events: Vec::new(), api_key: None }
+        Self {
+            url: url.into(),
+            model: None,
+            kv_events: Vec::new(),
+            api_key: None,
+            role: Role::Both,
+            bootstrap_port: None,
+            tokenizer: None,
+        }
     }
 
     /// Whether both are the same worker with the same settings.

@@ -11,6 +11,7 @@ pub use kvlane_core::config::ConfigError;
 use kvlane_core::config::{Setting, wrong};
 use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
+pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
 pub use kvlane_fleet::recording_writer::config::Recorder;
 pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
@@ -23,6 +24,7 @@ use kvlane_http::tls::TlsConfig;
 pub use kvlane_proxy::attributes::Config as Hints;
 pub use kvlane_proxy::auth::config::{KeySpec, Security};
 pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
+pub use kvlane_proxy::ext_proc::config::EndpointPicker;
 pub use kvlane_proxy::faults::{Continuation, Hedge, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
 use kvlane_proxy::paths::OwnPath;
@@ -40,6 +42,8 @@ section! {
         pub metrics: Metrics = Metrics::default();
         /// The workers known from the start; others can join at run time.
         pub workers: Vec<WorkerSpec> = Vec::new();
+        /// Discovery of workers by Kubernetes, DNS or a file.
+        pub discovery: Discovery = Discovery::default();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
         /// Health checks of workers.
@@ -52,6 +56,8 @@ section! {
         pub continuation: Continuation = Continuation::default();
         /// Hedging: a streamed request is also sent to a second endpoint if its first byte is late.
         pub hedge: Hedge = Hedge::default();
+        /// The endpoint picker for Envoy (`kvlane epp`): its ports, and what it does with answers.
+        pub epp: EndpointPicker = EndpointPicker::default();
         /// Circuit breakers of endpoints.
         pub breaker: Breaker = Breaker::default();
         /// Connections to workers.
@@ -93,6 +99,7 @@ impl Config {
         self.check("")?;
         self.validate_workers()?;
         self.validate_paths()?;
+        self.discovery.validate()?;
         Timings::read(&self.routing)?;
         if self.routing.pools.contains_key("") {
             return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
