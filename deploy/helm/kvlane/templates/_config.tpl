@@ -20,11 +20,11 @@
 {{- $_ := set $config "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key") }}
 {{- end }}
 {{- else }}
-{{- $epp := dict "host" $v.listenAddress "port" 9002 "health_port" 9003 "responses" $v.picker.responses "fallbacks" (int $v.picker.fallbacks) }}
+{{- $epp := dict "host" $v.listenAddress "port" 9002 "health_port" 9003
+      "secure_serving" (ne $v.picker.tls.mode "off") "observe_responses" (eq $v.picker.responses "observe") "fallbacks" (int $v.picker.fallbacks) }}
 {{- if eq $v.picker.tls.mode "secret" }}
-{{- $_ := set $epp "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key") }}
-{{- else }}
-{{- $_ := set $epp "tls" (ternary "off" "self_signed" (eq $v.picker.tls.mode "off")) }}
+{{- /* For Envoy and gateways only: probes and Prometheus reach the operators' port by the pod's address. */}}
+{{- $_ := set $config "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key" "metrics" false) }}
 {{- end }}
 {{- $_ := set $config "epp" $epp }}
 {{- end }}
