@@ -76,6 +76,8 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("api-keys-file", "auth.keys_file"),
     flag("insecure-admin", "auth.open_admin")
         .switch("true", "Allow the admin API beyond loopback without a key"),
+    flag("open-metrics", "auth.open_metrics")
+        .switch("true", "Serve /metrics without a key, also beyond loopback"),
     flag("tls-cert-path", "tls.certificate"),
     flag("tls-key-path", "tls.private_key"),
     flag("otlp-traces-endpoint", "tracing.endpoint").variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
