@@ -27,6 +27,9 @@ has_no() { ! grep -nE -- "$2" "$1" || fail "$(basename "$1") has a line that mat
 # data FILE KEY: a block of a ConfigMap.
 data() { awk -v key="  $2: |" '$0 == key { on = 1; next } on && /^ ? ? ?[^ ]/ { exit } on { print substr($0, 5) }' "$1"; }
 
+# certificate KEY CERTIFICATE: writes a key and its self-signed certificate.
+certificate() { openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=test -days 1 -keyout "$1" -out "$2" 2> /dev/null; }
+
 # === Rendering ===
 
 for values in "$chart"/ci/*.yaml; do
@@ -128,16 +131,13 @@ fi
 # === kvlane and Envoy read what is rendered ===
 
 if [ -n "${KVLANE:-}" ]; then
-    # The files that the pods mount.
-    mkdir -p "$out/keys"
+    # The files that the pods mount, but for the model's tokenizer.
+    mkdir -p "$out/keys" "$out/tls"
     printf 'operator admin %064d\n' 1 > "$out/keys/keys"
+    certificate "$out/tls/tls.key" "$out/tls/tls.crt"
     for values in "$chart"/ci/*.yaml; do
         name=$(basename "$values" .yaml)
-        data "$out/$name.yaml" config.yaml | sed "s|/etc/kvlane/keys|$out/keys|" > "$out/config.yaml"
-        case $name in
-            # Their certificates and tokenizers are not here.
-            *-everything) sed -i -e '/^tls:/,/^[^ ]/{/^tls:/d;/certificate:/d;/private_key:/d}' -e '/^  path: .models/d' "$out/config.yaml" ;;
-        esac
+        data "$out/$name.yaml" config.yaml | sed -e "s|/etc/kvlane/keys|$out/keys|; s|/etc/kvlane/tls|$out/tls|" -e '\|path: /models|d' > "$out/config.yaml"
         "$KVLANE" check --config "$out/config.yaml" > "$out/check" 2>&1 || fail "kvlane check, ci/$name: $(cat "$out/check")"
         ok
     done
@@ -145,10 +145,10 @@ else
     skip "KVLANE is not set: the rendered configurations were not checked"
 fi
 if [ -n "${ENVOY:-}" ]; then
-    openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=test -days 1 -keyout /dev/null -out "$out/ca.crt" 2> /dev/null
+    certificate /dev/null "$out/ca.crt"
     for name in envoy envoy-everything envoy-cleartext; do
-        data "$out/$name.yaml" envoy.yaml | sed "s|/etc/picker-tls/ca.crt|$out/ca.crt|" > "$out/envoy.json.yaml"
-        "$ENVOY" --mode validate -c "$out/envoy.json.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
+        data "$out/$name.yaml" envoy.yaml | sed "s|/etc/picker-tls/ca.crt|$out/ca.crt|" > "$out/data-plane.yaml"
+        "$ENVOY" --mode validate -c "$out/data-plane.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
         has_no "$out/validated" 'Deprecated|deprecated'
     done
     bash -n <(data "$out/envoy.yaml" drain.sh); ok
