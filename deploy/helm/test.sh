@@ -178,14 +178,20 @@ if [ -n "${KUBECONFIG:-}" ]; then
         has_no "$out/applied" 'Warning|would violate'
     done
     # What the ServiceAccount may do, asked of the API server itself.
-    kubectl apply --filename <(render --show-only templates/rbac.yaml) > /dev/null
+    kubectl apply --filename <(render --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }
     for question in "list pods serving yes" "watch pods serving yes" "get pods serving no" "delete pods serving no" "list secrets serving no" \
         "list pods default no" "list endpointslices.discovery.k8s.io serving no"; do
         read -r verb resource namespace answer <<< "$question"
         [ "$(can "$verb" "$resource" "$namespace")" = "$answer" ] || fail "may the ServiceAccount $verb $resource in $namespace? not $answer"; ok
     done
-    kubectl delete --filename <(render --show-only templates/rbac.yaml) > /dev/null
+    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    # One object by its name, and no other.
+    kubectl apply --filename <(render --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
+    listed() { kubectl get services --namespace serving --field-selector "metadata.name=$1" --as system:serviceaccount:serving:kvlane > /dev/null 2>&1; }
+    listed vllm || fail "the ServiceAccount may not list the Service of the engines"; ok
+    ! listed other || fail "the ServiceAccount may list another Service"; ok
+    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
     # Notes are printed, and an upgrade keeps the keys.
     helm install kvlane "$chart" --namespace serving > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'

@@ -54,7 +54,7 @@
 {{- else if eq $kind "service" }}
 {{- $_ := set $kubernetes "service" $v.engines.service }}
 {{- else }}
-{{- $_ := set $kubernetes "inference_pool" (ternary (include "kvlane.poolName" .) $v.engines.inferencePool (and (eq $v.mode "gateway-api") $v.gatewayApi.inferencePool.create)) }}
+{{- $_ := set $kubernetes "inference_pool" (include "kvlane.poolOf" .) }}
 {{- end }}
 {{- $_ := set $config "discovery" (dict "kubernetes" $kubernetes) }}
 {{- else if eq $kind "dns" }}
