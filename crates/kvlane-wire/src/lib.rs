@@ -12,6 +12,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod api;
+pub mod edit;
 pub mod engine;
 pub mod ext_proc;
 pub mod failure;
@@ -26,7 +27,6 @@ pub mod path;
 pub mod prometheus;
 pub mod protobuf;
 pub mod resume;
-pub mod salt;
 pub mod sequence;
 pub mod server_timing;
 pub mod sse;
