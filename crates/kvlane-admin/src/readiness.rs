@@ -11,6 +11,7 @@ use kvlane_proxy::body::{Body, json_response};
 use kvlane_proxy::error::ApiError;
 use serde_json::{Value, json};
 
+use crate::discovery;
 use crate::query::percent_decoded;
 
 /// Whether any endpoint can serve requests; workers and their problems are listed only if the caller may see them
@@ -67,7 +68,7 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
             _ => None,
         })
         .collect();
-    let ready = any && !stopping;
+    let ready = any && !stopping && !discovery::is_awaited(fleet);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if !whole {
         return json_response(status, &json!({"ready": ready, "stopping": stopping}));
@@ -76,7 +77,7 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
         status,
         &json!({
             "ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds,
-            "mismatched": mismatched, "configuration": fleet.reloads.describe(),
+            "mismatched": mismatched, "discovery": discovery::describe(fleet), "configuration": fleet.reloads.describe(),
         }),
     )
 }

@@ -45,6 +45,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
 /// Cores for which one thread applies KV events.
@@ -65,6 +66,8 @@ pub struct Serving {
     /// The last quarter of an hour.
     pub history: Arc<History>,
     config: ArcSwap<Config>,
+    /// Find workers.
+    pub(crate) sources: Sources,
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
     stop: CancellationToken,
@@ -166,6 +169,7 @@ impl Serving {
         };
         let control = runtime()?;
         let sockets = runtime()?;
+        let discovery = runtime()?;
         let appliers =
             (0..cores().div_ceil(CORES_PER_APPLIER)).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
         let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
@@ -248,9 +252,19 @@ impl Serving {
             threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
         }
         threads.push(thread("control", control, kill.clone(), work)?);
+        let sources = Sources::new(
+            Arc::clone(&fleet),
+            Arc::clone(&controller),
+            discovery.handle().clone(),
+            kill.child_token(),
+        );
+        threads.push(thread("discovery", discovery, kill.clone(), std::future::ready(()))?);
         for spec in &workers {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
+        // After the configuration's workers: a URL that both name is theirs.
+        fleet.discovery.wait_until(fleet.clock.now() + config.discovery.sync_timeout.into());
+        sources.configure(&config.discovery);
         Ok(Self {
             address,
             metrics_address,
@@ -259,6 +273,7 @@ impl Serving {
             controller,
             history,
             config: ArcSwap::from_pointee(config),
+            sources,
             reloading: Mutex::default(),
             stop,
             kill: end,
@@ -374,7 +389,7 @@ fn thread(
 }
 
 /// Threads that requests can do without.
-const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
+const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
 
 /// A file that is written periodically.
 struct Keep {

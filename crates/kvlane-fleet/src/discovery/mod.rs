@@ -7,6 +7,7 @@
 pub mod config;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -15,6 +16,13 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::worker::config::WorkerSpec;
+
+/// The source that watches a Kubernetes API server.
+pub const KUBERNETES: &str = "kubernetes";
+/// The source that resolves host names.
+pub const DNS: &str = "dns";
+/// The source that reads a file.
+pub const FILE: &str = "file";
 
 /// A worker that a source names.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +63,10 @@ pub struct Status {
     pub workers: usize,
     /// What it left out and why.
     pub left_out: Vec<String>,
+    /// Which of the workers that it names were not added, and why.
+    pub not_added: Vec<String>,
+    /// Whether the workers that it named first have been added.
+    pub applied: bool,
 }
 
 /// A source as the rest of the gateway sees it.
@@ -76,28 +88,62 @@ pub struct Discovery {
     sources: Mutex<Vec<Seen>>,
     /// Priorities by objective name (`InferenceObjective` resources).
     pub objectives: ArcSwap<BTreeMap<String, i8>>,
+    /// When readiness stops waiting for the sources.
+    deadline: AtomicU64,
+    /// Readiness waits for no source any more.
+    settled: AtomicBool,
 }
 
 // === impl Discovery ===
 
 impl Discovery {
-    /// Adds a source.
+    /// Adds a source, in place of one with the same name.
     pub fn source(&self, name: &'static str, clock: Clock) -> (Source, Seen) {
         let shared = Arc::new(Shared { name, clock, status: Mutex::default() });
         let (sender, targets) = watch::channel(None);
         let seen = Seen { shared: Arc::clone(&shared), targets };
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(seen.clone());
+        let mut sources = self.listed();
+        sources.retain(|source| source.name() != name);
+        sources.push(seen.clone());
         (Source { shared, targets: sender }, seen)
+    }
+
+    /// Removes a source that has been stopped.
+    pub fn forget(&self, name: &str) {
+        self.listed().retain(|source| source.name() != name);
     }
 
     /// All sources.
     pub fn sources(&self) -> Vec<Seen> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.listed().clone()
+    }
+
+    fn listed(&self) -> MutexGuard<'_, Vec<Seen>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every source has published: before that, the fleet is not complete.
     pub fn is_synced(&self) -> bool {
         self.sources().iter().all(|source| source.status().confirmed.is_some())
+    }
+
+    /// Sets when readiness stops waiting for sources that do not report.
+    pub fn wait_until(&self, deadline: Nanos) {
+        self.deadline.store(deadline.0, Ordering::Relaxed);
+    }
+
+    /// Whether readiness still waits, at start, for a source to publish or for its workers to be probed. `probed` says
+    /// whether all workers that were found have been. Once it waits no longer it never waits again: a source that a
+    /// reload adds, or a worker that joins, leaves a gateway that serves ready.
+    pub fn is_awaited(&self, now: Nanos, probed: impl FnOnce() -> bool) -> bool {
+        let deadline = self.deadline.load(Ordering::Relaxed);
+        if deadline == 0 || self.settled.load(Ordering::Relaxed) {
+            return false;
+        }
+        let is_late = now.0 >= deadline;
+        let settled = is_late || (self.sources().iter().all(|source| source.status().applied) && probed());
+        self.settled.store(settled, Ordering::Relaxed);
+        !settled
     }
 }
 
@@ -151,6 +197,14 @@ impl Seen {
         self.shared.status().clone()
     }
 
+    /// The workers that it names have been added, except for these. Returns those that are news, to be logged.
+    pub fn applied(&self, not_added: Vec<String>) -> Vec<String> {
+        let mut status = self.shared.status();
+        status.applied = true;
+        let before = std::mem::replace(&mut status.not_added, not_added);
+        status.not_added.iter().filter(|why| !before.contains(why)).cloned().collect()
+    }
+
     /// Waits for the next change, and returns all that the source names; none when the source has ended.
     pub async fn next(&mut self) -> Option<Arc<Targets>> {
         loop {
@@ -178,6 +232,54 @@ mod tests {
         let target =
             |url: &&str| Target { key: (*url).into(), spec: WorkerSpec::new(*url), terminating: false };
         Targets { workers: urls.iter().map(target).collect(), problems: Vec::new() }
+    }
+
+    #[test]
+    fn readiness_waits_until_all_sources_are_applied_or_a_time_has_passed() {
+        let (discovery, clock) = (Discovery::default(), Clock::start(1.0));
+        discovery.wait_until(Nanos(10));
+        let (dns, file) = (discovery.source(DNS, clock), discovery.source(FILE, clock));
+        let waits = |now, probed| discovery.is_awaited(Nanos(now), || probed);
+        assert!(waits(0, true), "no source has published");
+        dns.0.publish(targets(&["http://a"]));
+        dns.1.applied(Vec::new());
+        file.0.publish(targets(&[]));
+        assert!(waits(1, true), "one has published, and its workers have not been added");
+        file.1.applied(Vec::new());
+        assert!(waits(2, false), "its workers have not been probed");
+        assert!(!waits(3, true));
+        assert!(!waits(4, false), "a worker that joins later");
+        discovery.source(KUBERNETES, clock);
+        assert!(!waits(5, true), "a source that a reload adds");
+
+        let late = Discovery::default();
+        late.wait_until(Nanos(10));
+        late.source(DNS, clock);
+        assert!(late.is_awaited(Nanos(9), || false));
+        assert!(!late.is_awaited(Nanos(10), || false), "the time has passed");
+    }
+
+    #[test]
+    fn what_was_not_added_is_news_once() {
+        let discovery = Discovery::default();
+        let (_source, seen) = discovery.source(FILE, Clock::start(1.0));
+        let why = |all: &[&str]| all.iter().map(|why| (*why).to_owned()).collect::<Vec<_>>();
+        assert_eq!(seen.applied(why(&["a", "b"])), ["a", "b"]);
+        assert_eq!(seen.applied(why(&["b", "c"])), ["c"]);
+        assert_eq!(seen.applied(why(&["a"])), ["a"], "it is wrong again");
+        assert_eq!(seen.status().not_added, ["a"]);
+    }
+
+    #[test]
+    fn a_source_takes_the_place_of_another_with_its_name() {
+        let (discovery, clock) = (Discovery::default(), Clock::start(1.0));
+        let (first, _) = discovery.source(DNS, clock);
+        first.publish(targets(&["http://a"]));
+        let (_second, _) = discovery.source(DNS, clock);
+        assert_eq!(discovery.sources().len(), 1);
+        assert!(!discovery.is_synced());
+        discovery.forget(DNS);
+        assert!(discovery.sources().is_empty());
     }
 
     #[tokio::test]
