@@ -6,17 +6,6 @@ use kvlane_fleet::discovery::{Seen, Status};
 use kvlane_fleet::metrics::SourceLabel;
 use serde_json::{Value, json};
 
-/// Whether readiness still waits for sources to report, or for their workers to be probed once.
-pub(crate) fn is_awaited(fleet: &Fleet) -> bool {
-    let probed = || {
-        fleet.workers().values().filter(|worker| worker.is_found()).all(|worker| {
-            let state = worker.state();
-            state.healthy || state.leaving || state.problem.is_some()
-        })
-    };
-    fleet.discovery.is_awaited(fleet.clock.now(), probed)
-}
-
 /// Each source: how old its knowledge is, and what is wrong.
 pub(crate) fn describe(fleet: &Fleet) -> Vec<Value> {
     let now = fleet.clock.now();

@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::discovery::Discovery;
 use crate::metrics::Metrics;
 use crate::pool::ModelPool;
+use crate::readiness::Start;
 use crate::recording_writer::RecordingWriter;
 use crate::recording_writer::config::Recorder;
 use crate::reloads::Reloads;
@@ -38,8 +39,10 @@ pub struct Fleet {
     pub discovery: Discovery,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
-    /// The gateway accepts no new connections and ends soon.
+    /// The gateway ends soon; its clients should leave.
     pub stopping: AtomicBool,
+    /// Its start, which readiness waits for.
+    pub start: Start,
     settings: ArcSwap<Settings>,
     /// The TLS configuration for connections to workers.
     tls: ArcSwap<ToWorkers>,
@@ -74,6 +77,7 @@ impl Fleet {
             discovery: Discovery::default(),
             reloads: Reloads::default(),
             stopping: AtomicBool::new(false),
+            start: Start::default(),
             settings: ArcSwap::from_pointee(settings),
             tls: ArcSwap::new(tls),
             snapshot: ArcSwap::default(),

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod panics;
 pub mod parity;
 pub mod pool;
+pub mod readiness;
 pub mod recording_writer;
 pub mod reloads;
 pub mod routing;

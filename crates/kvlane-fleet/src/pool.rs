@@ -224,6 +224,11 @@ impl ModelPool {
         self.endpoints.load().iter().flatten().cloned().collect()
     }
 
+    /// Whether an endpoint takes requests.
+    pub fn takes_requests(&self) -> bool {
+        self.router.read(|scheduler| scheduler.pool().eligible().next().is_some())
+    }
+
     /// The endpoint of this id, if it has not left.
     pub fn endpoint(&self, id: EndpointId) -> Option<Arc<PoolEndpoint>> {
         self.endpoints.load().get(id.slot())?.as_ref().filter(|endpoint| endpoint.id == id).cloned()

@@ -6,8 +6,8 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -35,7 +35,9 @@ use kvlane_fleet::tokenize::Tokenizers;
 use kvlane_http::tls::Tls;
 use kvlane_proxy::Proxy;
 use kvlane_proxy::auth::Auth;
-use kvlane_proxy::listener::Listener;
+use kvlane_proxy::ext_proc::Picker;
+use kvlane_proxy::ext_proc::unobserved::Unobserved;
+use kvlane_proxy::listener::{Front, Listener};
 use kvlane_proxy::own_api::{OwnApi, Port};
 use kvlane_proxy::service::Service;
 use tokio::runtime::{Builder, Runtime};
@@ -55,6 +57,8 @@ const CORES_PER_APPLIER: usize = 8;
 pub struct Serving {
     /// The address for clients.
     pub address: SocketAddr,
+    /// The address for health checks alone, if it is an endpoint picker.
+    pub health_address: Option<SocketAddr>,
     /// The address for operators.
     pub metrics_address: SocketAddr,
     /// The fleet behind it.
@@ -70,11 +74,23 @@ pub struct Serving {
     pub(crate) sources: Sources,
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
+    /// Asks clients to leave.
+    retire: CancellationToken,
+    /// Stops accepting, and reading new requests.
     stop: CancellationToken,
     /// Ends all threads when dropped.
     kill: DropGuard,
     connections: TaskTracker,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is in the path of requests: clients send them to it.
+    Gateway,
+    /// It picks endpoints for a data plane, which sends the requests.
+    Picker,
 }
 
 /// The files that a configuration names, read.
@@ -128,7 +144,15 @@ impl Serving {
     /// # Errors
     /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
     pub fn start(config: Config) -> io::Result<Self> {
-        Self::start_at_speed(config, 1.0)
+        Self::start_as(Mode::Gateway, config, 1.0)
+    }
+
+    /// Starts an endpoint picker: like [`Serving::start`], with a port for a data plane instead of clients.
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_picker(config: Config) -> io::Result<Self> {
+        Self::start_as(Mode::Picker, config, 1.0)
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
@@ -137,15 +161,29 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        Self::start_as(Mode::Gateway, config, speed)
+    }
+
+    fn start_as(mode: Mode, config: Config, speed: f64) -> io::Result<Self> {
         let relay_threads = match config.server.relay_threads {
             0 => cores(),
             threads => threads,
         };
-        let server = bind(config.server.host, config.server.port, relay_threads, "server.port")?;
+        let epp = &config.epp;
+        let (server, health) = match mode {
+            Mode::Gateway => {
+                (bind(config.server.host, config.server.port, relay_threads, "server.port")?, Vec::new())
+            }
+            Mode::Picker => (
+                bind(epp.host, epp.port, relay_threads, "epp.port")?,
+                bind(epp.host, epp.health_port, 1, "epp.health_port")?,
+            ),
+        };
+        let health_address = health.first().map(|socket| socket.local_addr()).transpose()?;
         let metrics = bind(config.metrics.host, config.metrics.port, 1, "metrics.port")?;
         let (address, metrics_address) = (server[0].local_addr()?, metrics[0].local_addr()?);
-        let (stop, kill, connections) =
-            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
+        let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
         let Parts { timings, auth, tls, tokenizers } = Parts::read(&config)?;
@@ -190,37 +228,63 @@ impl Serving {
             controller: Arc::clone(&controller),
             history: Arc::clone(&history),
         });
-        let listener = |port, stop, connections| {
-            let service = Arc::new(Service {
-                proxy: Arc::clone(&proxy),
-                own: Arc::clone(&own),
-                upstreams: fleet.new_upstreams(),
-                port,
-            });
-            Arc::new(Listener { service, stop, connections })
+        let grpc_tls = match mode {
+            Mode::Picker if epp.secure_serving => {
+                let grpc_tls = kvlane_http::tls::grpc(&config.tls);
+                Some(grpc_tls.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?)
+            }
+            _ => None,
         };
+        let unobserved = Arc::new(Unobserved::default());
+        let serves = |port| {
+            let (proxy, own) = (Arc::clone(&proxy), Arc::clone(&own));
+            Arc::new(Service { proxy, own, upstreams: fleet.new_upstreams(), port })
+        };
+        let picker = |service| Picker::new(service, Arc::clone(&unobserved), epp.clone());
         let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
         let port = Port::Clients { loopback: of_clients };
         for (n, relay) in Relay::all(server).into_iter().enumerate() {
+            let service = serves(port);
+            let front = match mode {
+                Mode::Gateway => Front::Http,
+                Mode::Picker => Front::ExtProc(Arc::new(picker(Arc::clone(&service))), grpc_tls.clone()),
+            };
             // A stop token of its own: its connections look at it often, and threads should not meet there.
-            let listener = listener(port, stop.child_token(), connections.clone());
+            let (retire, stop) = (retire.child_token(), stop.child_token());
+            let listener =
+                Arc::new(Listener { service, retire, stop, connections: connections.clone(), front });
             threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay.run(listener))?);
         }
-        let operators =
-            listener(Port::Operators { loopback: of_operators }, kill.child_token(), TaskTracker::new());
-        for relay in Relay::all(metrics) {
-            let listener = Arc::clone(&operators);
-            threads.push(thread("admin", runtime()?, kill.clone(), relay.run(listener))?);
+        let asides = Relay::all(metrics).into_iter().map(|relay| (relay, "admin"));
+        for (relay, name) in asides.chain(Relay::all(health).into_iter().map(|relay| (relay, "health"))) {
+            let service = serves(Port::Operators { loopback: of_operators });
+            let front = match name {
+                "health" => Front::ExtProc(Arc::new(picker(Arc::clone(&service)).health_only()), None),
+                _ => Front::Http,
+            };
+            let (retire, stop, connections) = (kill.child_token(), kill.child_token(), TaskTracker::new());
+            let listener = Arc::new(Listener { service, retire, stop, connections, front });
+            threads.push(thread(name, runtime()?, kill.clone(), relay.run(listener))?);
         }
         let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
         let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
         // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
+        let (counted, counting_of) = (Arc::clone(&unobserved), Arc::clone(&fleet));
+        let starting = Arc::clone(&fleet);
         let work = async move {
             tokio::join!(
+                persist("unobserved requests", || {
+                    let (counted, fleet) = (Arc::clone(&counted), Arc::clone(&counting_of));
+                    async move { counted.run(&fleet).await }
+                }),
                 persist("refreshing JWT keys", || {
                     let keys = Arc::clone(&keys);
                     async move { keys.refresh_keys().await }
+                }),
+                persist("readiness", || {
+                    let starting = Arc::clone(&starting);
+                    async move { starting.keep_readiness().await }
                 }),
                 persist("history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
                 persist("stall detection", || stall::watch(Arc::clone(&counting), watched.clone())),
@@ -241,7 +305,8 @@ impl Serving {
         });
         for file in [cache_file, index_file].into_iter().flatten() {
             let (name, kept) = (file.name, CancellationToken::new());
-            let keeping = file.keep(Arc::clone(&fleet), kill.clone(), kept.clone());
+            let (retired, ended) = (retire.child_token(), kill.clone());
+            let keeping = file.keep(Arc::clone(&fleet), retired, ended, kept.clone());
             threads.push(thread(name, runtime()?, kept, keeping)?);
         }
         let told = CancellationToken::new();
@@ -263,10 +328,10 @@ impl Serving {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
         // After the configuration's workers: a URL that both name is theirs.
-        fleet.discovery.wait_until(fleet.clock.now() + config.discovery.sync_timeout.into());
         sources.configure(&config.discovery);
         Ok(Self {
             address,
+            health_address,
             metrics_address,
             fleet,
             proxy,
@@ -275,6 +340,7 @@ impl Serving {
             config: ArcSwap::from_pointee(config),
             sources,
             reloading: Mutex::default(),
+            retire,
             stop,
             kill: end,
             connections,
@@ -303,21 +369,33 @@ impl Serving {
         self.fleet.reloads.replaced();
     }
 
-    /// Stops accepting, lets requests in flight end within the grace period, then ends.
+    /// Reports that it is not ready, and goes on for `server.shutdown_delay`, in which load balancers learn of it. Then
+    /// stops accepting, lets requests in flight end within `server.shutdown_grace`, and ends.
     pub async fn shut_down(self) -> Cut {
         self.shut_down_or(std::future::pending()).await
     }
 
-    /// Like [`Serving::shut_down`], with a grace period that ends when `hurry` does.
+    /// Like [`Serving::shut_down`], with a delay and a grace period that end when `hurry` does.
     pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
-        self.fleet.stopping.store(true, Ordering::Relaxed);
-        self.stop.cancel();
-        self.connections.close();
-        let grace = self.proxy.settings().server.shutdown_grace;
+        self.fleet.stop();
+        self.retire.cancel();
+        let (delay, grace) = {
+            let settings = self.proxy.settings();
+            (settings.server.shutdown_delay, settings.server.shutdown_grace)
+        };
+        let drained = async {
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+            self.stop.cancel();
+            self.connections.close();
+            timeout(grace, self.connections.wait()).await.is_ok()
+        };
         let drained = tokio::select! {
-            drained = timeout(grace, self.connections.wait()) => drained.is_ok(),
+            drained = drained => drained,
             () = hurry => false,
         };
+        self.stop.cancel();
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // The recordings are complete before shutdown is reported.
@@ -391,6 +469,11 @@ fn thread(
 /// Threads that requests can do without.
 const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
 
+/// Identifies a file: a new one takes its place each time it is written.
+fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()))
+}
+
 /// A file that is written periodically.
 struct Keep {
     name: &'static str,
@@ -405,18 +488,33 @@ type WriteFile = dyn Fn(&Fleet, &Path) -> io::Result<()> + Send + Sync;
 // === impl Keep ===
 
 impl Keep {
-    /// Writes the file periodically, and once more at the end. Then cancels `kept`.
-    async fn keep(self, fleet: Arc<Fleet>, kill: CancellationToken, kept: CancellationToken) {
-        let mut ends = false;
+    /// Writes the file periodically, when the gateway begins to shut down, for a successor that starts meanwhile, and
+    /// once more at the end, unless a successor has written it since. Then cancels `kept`.
+    async fn keep(
+        self,
+        fleet: Arc<Fleet>,
+        retired: CancellationToken,
+        kill: CancellationToken,
+        kept: CancellationToken,
+    ) {
+        let (mut retires, mut ends, mut written) = (false, false, None);
         while !ends {
             let pause = (self.interval)(&fleet.settings());
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep(pause), if !retires => {}
+                () = retired.cancelled(), if !retires => retires = true,
                 () = kill.cancelled() => ends = true,
             }
+            if ends && written.is_some() && written != identity(&self.path) {
+                tracing::info!(path = %self.path.display(), "last snapshot not written: another gateway has written the file");
+                break;
+            }
             // This thread does nothing else, so blocking I/O is fine.
-            if let Err(error) = (self.write)(&fleet, &self.path) {
-                tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
+            match (self.write)(&fleet, &self.path) {
+                Ok(()) => written = identity(&self.path),
+                Err(error) => {
+                    tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
+                }
             }
         }
         kept.cancel();

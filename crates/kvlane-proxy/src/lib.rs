@@ -19,6 +19,7 @@ mod deadlines;
 mod engine_request;
 pub mod error;
 pub mod error_format;
+pub mod ext_proc;
 pub mod faults;
 mod forward;
 pub mod guard;

@@ -17,12 +17,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvlane_fleet::metrics::{Metrics, Reached};
 use kvlane_http::tls::{self, Stream};
+use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::deadlines::Deadlines;
+use crate::ext_proc::{self, Picker};
 use crate::guard;
 use crate::h1::Client;
 use crate::head::HEAD_BYTES_MAX;
@@ -39,10 +41,22 @@ const H2_STREAMS_MAX: u32 = 1024;
 pub struct Listener {
     /// Answers their requests.
     pub service: Arc<Service>,
+    /// Asks clients to leave: connections that are open by then end after their requests.
+    pub retire: CancellationToken,
     /// Stops reading new requests.
     pub stop: CancellationToken,
     /// The tasks of open connections.
     pub connections: TaskTracker,
+    /// What its connections are for.
+    pub front: Front,
+}
+
+/// What connections are for.
+pub enum Front {
+    /// HTTP requests of clients or operators.
+    Http,
+    /// Requests of a data plane for endpoints, with this TLS configuration if it uses TLS.
+    ExtProc(Arc<Picker>, Option<Arc<ServerConfig>>),
 }
 
 // === impl Listener ===
@@ -102,6 +116,10 @@ impl Listener {
             (Deadlines::longest(&config), config.server.stream_idle_timeout)
         };
         let socket = Socket::new(stream, idle_timeout);
+        if let Front::ExtProc(picker, _) = &self.front {
+            let (picker, stop, calls) = (Arc::clone(picker), self.stop.clone(), self.connections.clone());
+            return Ok(Box::pin(ext_proc::serve(picker, socket, stop, calls)).await?);
+        }
         if h2 {
             return Ok(Box::pin(self.serve_h2(socket, header_timeout, stream_max)).await?);
         }
@@ -115,6 +133,8 @@ impl Listener {
         stream_max: Duration,
     ) -> hyper::Result<()> {
         let stop = self.stop.clone();
+        // A client that connects after it was asked to leave has no other place to go yet.
+        let retire = if self.retire.is_cancelled() { stop.clone() } else { self.retire.clone() };
         let service = service_fn(move |request: Request<Incoming>| {
             let listener = Arc::clone(&self);
             async move {
@@ -133,6 +153,7 @@ impl Listener {
         let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
         tokio::select! {
             ended = connection.as_mut() => return ended,
+            () = retire.cancelled() => connection.as_mut().graceful_shutdown(),
             () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
         }
         connection.await
@@ -141,9 +162,10 @@ impl Listener {
     /// Detects the client's protocol: TLS or not, and whether HTTP/2.
     async fn begin(&self, stream: TcpStream) -> io::Result<(Stream, bool)> {
         let tls = self.service.proxy.tls();
-        let config = match self.service.port {
-            Port::Clients { .. } => tls.clients(),
-            Port::Operators { .. } => tls.operators(),
+        let config = match (&self.front, self.service.port) {
+            (Front::ExtProc(_, own), _) => own.as_ref(),
+            (Front::Http, Port::Clients { .. }) => tls.clients(),
+            (Front::Http, Port::Operators { .. }) => tls.operators(),
         };
         let config = config.cloned();
         drop(tls);
@@ -153,6 +175,7 @@ impl Listener {
                 self.service.proxy.fleet.metrics.auth.note_handshake(begun.is_ok());
                 begun
             }
+            None if matches!(self.front, Front::ExtProc(..)) => Ok((Stream::Plain(stream), true)),
             None => {
                 let h2 = speaks_h2(&stream).await?;
                 Ok((Stream::Plain(stream), h2))

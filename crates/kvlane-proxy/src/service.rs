@@ -1,6 +1,7 @@
 //! One request of a client: admits it, reads its body, answers it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -23,13 +24,13 @@ use crate::read::{self, Source};
 
 /// A request that has been received.
 pub(crate) struct Received {
-    parts: Parts,
-    error_format: ErrorFormat,
-    account: Arc<Account>,
+    pub(crate) parts: Parts,
+    pub(crate) error_format: ErrorFormat,
+    pub(crate) account: Arc<Account>,
     /// Its purpose and body, or why it is rejected.
-    read: Result<(Purpose, Bytes), ApiError>,
+    pub(crate) read: Result<(Purpose, Bytes), ApiError>,
     /// The memory that its head takes, if it is large.
-    held: Held,
+    pub(crate) held: Held,
 }
 
 /// What answers the requests of one relay thread.
@@ -69,6 +70,11 @@ impl Service {
             Err(error) => Err(error),
         };
         Received { parts, error_format, account, read, held }
+    }
+
+    /// Whether clients of this port are asked to leave: each answer closes its connection.
+    pub(crate) fn retires(&self) -> bool {
+        self.proxy.fleet.stopping.load(Ordering::Relaxed) && matches!(self.port, Port::Clients { .. })
     }
 
     async fn let_in(

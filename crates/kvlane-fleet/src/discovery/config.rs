@@ -18,7 +18,7 @@ section! {
         pub dns: Vec<String> = Vec::new(), in 0..=64;
         /// A YAML or JSON file with a list of workers, as under `workers`. A change of the file takes effect at once.
         pub workers_file: Option<PathBuf> = None;
-        /// How long readiness waits at start for the sources to report and their workers to be probed.
+        /// How long readiness waits at start for the sources to report their workers.
         #[serde(with = "humantime_serde")]
         pub sync_timeout: Duration = Duration::from_secs(30), in TIME;
     }

@@ -7,7 +7,6 @@
 pub mod config;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -88,10 +87,6 @@ pub struct Discovery {
     sources: Mutex<Vec<Seen>>,
     /// Priorities by objective name (`InferenceObjective` resources).
     pub objectives: ArcSwap<BTreeMap<String, i8>>,
-    /// When readiness stops waiting for the sources.
-    deadline: AtomicU64,
-    /// Readiness waits for no source any more.
-    settled: AtomicBool,
 }
 
 // === impl Discovery ===
@@ -125,25 +120,6 @@ impl Discovery {
     /// Whether every source has published: before that, the fleet is not complete.
     pub fn is_synced(&self) -> bool {
         self.sources().iter().all(|source| source.status().confirmed.is_some())
-    }
-
-    /// Sets when readiness stops waiting for sources that do not report.
-    pub fn wait_until(&self, deadline: Nanos) {
-        self.deadline.store(deadline.0, Ordering::Relaxed);
-    }
-
-    /// Whether readiness still waits, at start, for a source to publish or for its workers to be probed. `probed` says
-    /// whether all workers that were found have been. Once it waits no longer it never waits again: a source that a
-    /// reload adds, or a worker that joins, leaves a gateway that serves ready.
-    pub fn is_awaited(&self, now: Nanos, probed: impl FnOnce() -> bool) -> bool {
-        let deadline = self.deadline.load(Ordering::Relaxed);
-        if deadline == 0 || self.settled.load(Ordering::Relaxed) {
-            return false;
-        }
-        let is_late = now.0 >= deadline;
-        let settled = is_late || (self.sources().iter().all(|source| source.status().applied) && probed());
-        self.settled.store(settled, Ordering::Relaxed);
-        !settled
     }
 }
 
@@ -232,31 +208,6 @@ mod tests {
         let target =
             |url: &&str| Target { key: (*url).into(), spec: WorkerSpec::new(*url), terminating: false };
         Targets { workers: urls.iter().map(target).collect(), problems: Vec::new() }
-    }
-
-    #[test]
-    fn readiness_waits_until_all_sources_are_applied_or_a_time_has_passed() {
-        let (discovery, clock) = (Discovery::default(), Clock::start(1.0));
-        discovery.wait_until(Nanos(10));
-        let (dns, file) = (discovery.source(DNS, clock), discovery.source(FILE, clock));
-        let waits = |now, probed| discovery.is_awaited(Nanos(now), || probed);
-        assert!(waits(0, true), "no source has published");
-        dns.0.publish(targets(&["http://a"]));
-        dns.1.applied(Vec::new());
-        file.0.publish(targets(&[]));
-        assert!(waits(1, true), "one has published, and its workers have not been added");
-        file.1.applied(Vec::new());
-        assert!(waits(2, false), "its workers have not been probed");
-        assert!(!waits(3, true));
-        assert!(!waits(4, false), "a worker that joins later");
-        discovery.source(KUBERNETES, clock);
-        assert!(!waits(5, true), "a source that a reload adds");
-
-        let late = Discovery::default();
-        late.wait_until(Nanos(10));
-        late.source(DNS, clock);
-        assert!(late.is_awaited(Nanos(9), || false));
-        assert!(!late.is_awaited(Nanos(10), || false), "the time has passed");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
 pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
+use kvlane_fleet::readiness::Bounds;
 pub use kvlane_fleet::recording_writer::config::Recorder;
 pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
 use kvlane_fleet::timings::Timings;
@@ -24,6 +25,7 @@ use kvlane_http::tls::TlsConfig;
 pub use kvlane_proxy::attributes::Config as Hints;
 pub use kvlane_proxy::auth::config::{KeySpec, Security};
 pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
+pub use kvlane_proxy::ext_proc::config::EndpointPicker;
 pub use kvlane_proxy::faults::{Continuation, Hedge, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
 use kvlane_proxy::paths::OwnPath;
@@ -55,6 +57,8 @@ section! {
         pub continuation: Continuation = Continuation::default();
         /// Hedging: a streamed request is also sent to a second endpoint if its first byte is late.
         pub hedge: Hedge = Hedge::default();
+        /// The endpoint picker for Envoy (`kvlane epp`): its ports, and what it does with answers.
+        pub epp: EndpointPicker = EndpointPicker::default();
         /// Circuit breakers of endpoints.
         pub breaker: Breaker = Breaker::default();
         /// Connections to workers.
@@ -192,6 +196,7 @@ impl Config {
             kv_events: self.kv_events.clone(),
             tokens: self.tokens.clone(),
             upstream: self.upstream.clone(),
+            start: Bounds { workers: self.health.sync_timeout, sources: self.discovery.sync_timeout },
         }
     }
 
