@@ -14,6 +14,8 @@ use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
+use crate::discovery;
+
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
     let metrics = &proxy.fleet.metrics;
@@ -23,6 +25,7 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     read_feeds(metrics, proxy, proxy.fleet.clock.now());
     read_pools(metrics, &proxy.fleet.pools());
     read_tokenizers(metrics, proxy);
+    discovery::read(&proxy.fleet);
     metrics.panics.read();
     let runtimes = proxy.fleet.runtimes();
     let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();

@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod discovery;
 pub mod feed;
+pub mod file_watch;
 pub mod first_tokens;
 pub mod fleet;
 pub mod metrics;
@@ -24,5 +25,6 @@ pub mod timings;
 pub mod tokenize;
 pub mod vitals;
 pub mod worker;
+pub mod yaml;
 
 pub use self::fleet::Fleet;
