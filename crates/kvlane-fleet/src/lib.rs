@@ -7,6 +7,7 @@
 
 pub mod clock;
 pub mod discovery;
+pub mod empty_pools;
 pub mod feed;
 pub mod first_tokens;
 pub mod fleet;
