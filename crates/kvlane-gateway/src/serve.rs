@@ -35,7 +35,9 @@ use kvlane_fleet::tokenize::Tokenizers;
 use kvlane_http::tls::Tls;
 use kvlane_proxy::Proxy;
 use kvlane_proxy::auth::Auth;
-use kvlane_proxy::listener::Listener;
+use kvlane_proxy::ext_proc::Picker;
+use kvlane_proxy::ext_proc::unobserved::Unobserved;
+use kvlane_proxy::listener::{Front, Listener};
 use kvlane_proxy::own_api::{OwnApi, Port};
 use kvlane_proxy::service::Service;
 use tokio::runtime::{Builder, Runtime};
@@ -56,6 +58,8 @@ const CORES_PER_APPLIER: usize = 8;
 pub struct Serving {
     /// The address for clients.
     pub address: SocketAddr,
+    /// The address for health checks alone, if it is an endpoint picker.
+    pub health_address: Option<SocketAddr>,
     /// The address for operators.
     pub metrics_address: SocketAddr,
     /// The fleet behind it.
@@ -77,6 +81,15 @@ pub struct Serving {
     kill: DropGuard,
     connections: TaskTracker,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is in the path of requests: clients send them to it.
+    Gateway,
+    /// It picks endpoints for a data plane, which sends the requests.
+    Picker,
 }
 
 /// The files that a configuration names, read.
@@ -130,7 +143,15 @@ impl Serving {
     /// # Errors
     /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
     pub fn start(config: Config) -> io::Result<Self> {
-        Self::start_at_speed(config, 1.0)
+        Self::start_as(Mode::Gateway, config, 1.0)
+    }
+
+    /// Starts an endpoint picker: like [`Serving::start`], with a port for a data plane instead of clients.
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_picker(config: Config) -> io::Result<Self> {
+        Self::start_as(Mode::Picker, config, 1.0)
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
@@ -139,11 +160,25 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        Self::start_as(Mode::Gateway, config, speed)
+    }
+
+    fn start_as(mode: Mode, config: Config, speed: f64) -> io::Result<Self> {
         let relay_threads = match config.server.relay_threads {
             0 => cores(),
             threads => threads,
         };
-        let server = bind(config.server.host, config.server.port, relay_threads, "server.port")?;
+        let epp = &config.epp;
+        let (server, health) = match mode {
+            Mode::Gateway => {
+                (bind(config.server.host, config.server.port, relay_threads, "server.port")?, Vec::new())
+            }
+            Mode::Picker => (
+                bind(epp.host, epp.port, relay_threads, "epp.port")?,
+                bind(epp.host, epp.health_port, 1, "epp.health_port")?,
+            ),
+        };
+        let health_address = health.first().map(|socket| socket.local_addr()).transpose()?;
         let metrics = bind(config.metrics.host, config.metrics.port, 1, "metrics.port")?;
         let (address, metrics_address) = (server[0].local_addr()?, metrics[0].local_addr()?);
         let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
@@ -191,36 +226,56 @@ impl Serving {
             controller: Arc::clone(&controller),
             history: Arc::clone(&history),
         });
-        let listener = |port, stop, connections| {
-            let service = Arc::new(Service {
-                proxy: Arc::clone(&proxy),
-                own: Arc::clone(&own),
-                upstreams: fleet.new_upstreams(),
-                port,
-            });
-            let retire = if matches!(port, Port::Clients { .. }) { &retire } else { &kill }.child_token();
-            Arc::new(Listener { service, retire, stop, connections })
+        let grpc_tls = match mode {
+            Mode::Picker if epp.secure_serving => {
+                let grpc_tls = kvlane_http::tls::grpc(&config.tls);
+                Some(grpc_tls.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?)
+            }
+            _ => None,
         };
+        let unobserved = Arc::new(Unobserved::default());
+        let serves = |port| {
+            let (proxy, own) = (Arc::clone(&proxy), Arc::clone(&own));
+            Arc::new(Service { proxy, own, upstreams: fleet.new_upstreams(), port })
+        };
+        let picker = |service| Picker::new(service, Arc::clone(&unobserved), epp.clone());
         let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
         let port = Port::Clients { loopback: of_clients };
         for (n, relay) in Relay::all(server).into_iter().enumerate() {
+            let service = serves(port);
+            let front = match mode {
+                Mode::Gateway => Front::Http,
+                Mode::Picker => Front::ExtProc(Arc::new(picker(Arc::clone(&service))), grpc_tls.clone()),
+            };
             // A stop token of its own: its connections look at it often, and threads should not meet there.
-            let listener = listener(port, stop.child_token(), connections.clone());
+            let (retire, stop) = (retire.child_token(), stop.child_token());
+            let listener =
+                Arc::new(Listener { service, retire, stop, connections: connections.clone(), front });
             threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay.run(listener))?);
         }
-        let operators =
-            listener(Port::Operators { loopback: of_operators }, kill.child_token(), TaskTracker::new());
-        for relay in Relay::all(metrics) {
-            let listener = Arc::clone(&operators);
-            threads.push(thread("admin", runtime()?, kill.clone(), relay.run(listener))?);
+        let asides = Relay::all(metrics).into_iter().map(|relay| (relay, "admin"));
+        for (relay, name) in asides.chain(Relay::all(health).into_iter().map(|relay| (relay, "health"))) {
+            let service = serves(Port::Operators { loopback: of_operators });
+            let front = match name {
+                "health" => Front::ExtProc(Arc::new(picker(Arc::clone(&service)).health_only()), None),
+                _ => Front::Http,
+            };
+            let (retire, stop, connections) = (kill.child_token(), kill.child_token(), TaskTracker::new());
+            let listener = Arc::new(Listener { service, retire, stop, connections, front });
+            threads.push(thread(name, runtime()?, kill.clone(), relay.run(listener))?);
         }
         let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
         let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
         // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
+        let (counted, counting_of) = (Arc::clone(&unobserved), Arc::clone(&fleet));
         let starting = Arc::clone(&fleet);
         let work = async move {
             tokio::join!(
+                persist("unobserved requests", || {
+                    let (counted, fleet) = (Arc::clone(&counted), Arc::clone(&counting_of));
+                    async move { counted.run(&fleet).await }
+                }),
                 persist("refreshing JWT keys", || {
                     let keys = Arc::clone(&keys);
                     async move { keys.refresh_keys().await }
@@ -265,6 +320,7 @@ impl Serving {
         }
         Ok(Self {
             address,
+            health_address,
             metrics_address,
             fleet,
             proxy,

@@ -186,3 +186,18 @@ async fn at_shutdown_waiting_requests_are_served_within_the_grace_period_and_ans
     let reply = told.reply().await;
     assert_eq!((reply.status, reply.error_code()), (503, "no_endpoint_ready".into()));
 }
+
+#[tokio::test]
+async fn a_request_of_a_data_plane_waits_for_an_endpoint_too() {
+    let engine = FakeEngine::start("m").await;
+    let picker = TestGateway::picker(patient(), &[]).await;
+    let plane = picker.data_plane().await;
+    let (request, joins) = (chat("m", "hi"), async {
+        waiting(&picker, "m", 1).await;
+        add(&picker, &engine);
+    });
+    let (outcome, ()) = tokio::join!(plane.pick(CHAT, &[], &request), joins);
+    assert_eq!(outcome.addresses(), [engine.authority()]);
+    plane.close().await;
+    picker.shut_down().await;
+}

@@ -52,6 +52,8 @@ struct State {
     settled: bool,
     /// The client does not get headers that depend on the requests of others.
     discreet: bool,
+    /// Its answer is not seen, so its status is unknown.
+    passes_by: bool,
 }
 
 // === impl Account ===
@@ -127,6 +129,19 @@ impl Account {
         }
     }
 
+    /// An endpoint was picked, and the answer will not be seen: records the time of each stage until now. The request is
+    /// not counted among those that were answered.
+    pub(crate) fn picked(&self) {
+        let pool = {
+            let mut state = self.state();
+            (state.passes_by, state.settled) = (true, true);
+            state.pool.clone()
+        };
+        if let Some(pool) = pool {
+            pool.metrics.stages.observe(&self.timeline.close());
+        }
+    }
+
     pub(crate) fn set_status(&self, status: StatusCode) {
         self.state().status = status.as_u16();
     }
@@ -172,7 +187,10 @@ impl Drop for Account {
         if !self.counted {
             return;
         }
-        let State { pool, status, settled, .. } = std::mem::take(&mut *self.state());
+        let State { pool, status, settled, passes_by, .. } = std::mem::take(&mut *self.state());
+        if passes_by {
+            return self.tell(pool.as_deref(), 0, true);
+        }
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
         self.proxy.outcomes.note(code);
         let api = self.api.map_or("other", Api::name);

@@ -146,7 +146,7 @@ async fn serve(
 
 /// Endpoints that must not serve the request: those without its model, and those of other ranks if the client names
 /// one.
-fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
+pub(super) fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
     let (pool, lacking) = (&routed.served.pool, &routed.served.lacking);
     if let Some(others) =
         routed.pinned.map(|worker| pool.endpoints_but(worker)).filter(|others| !others.is_empty())
@@ -160,7 +160,7 @@ fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
     }
 }
 
-fn rejected(proxy: &Proxy, served: &Served, refused: Refused) -> ApiError {
+pub(super) fn rejected(proxy: &Proxy, served: &Served, refused: Refused) -> ApiError {
     match refused.why {
         Rejection::NoEndpoint => no_endpoint(proxy, served.name().into()),
         why => {

@@ -49,6 +49,8 @@ pub struct Lease {
     untold: u32,
     /// Tokens of the answer that another worker wrote before, if it had begun.
     before: Option<u64>,
+    /// Its answer is not seen.
+    passes_by: bool,
     /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
     /// What the scheduler learns of the whole answer, under one lock together with the request's end.
@@ -87,6 +89,7 @@ impl Lease {
             tokens: 0,
             untold: 0,
             before: None,
+            passes_by: false,
             outcome: Vec::new(),
         }
     }
@@ -111,6 +114,18 @@ impl Lease {
     /// Its pool.
     pub fn pool(&self) -> &Arc<ModelPool> {
         &self.pool
+    }
+
+    /// Seconds from now until its whole answer should have arrived.
+    pub(crate) fn expected_end_s(&self) -> Option<f64> {
+        self.pool.router.read(|scheduler| scheduler.expected_end_s(self.request))
+    }
+
+    /// Its answer will not be seen: it says nothing about whether the engine makes progress.
+    pub(crate) fn pass_by(&mut self) {
+        if !std::mem::replace(&mut self.passes_by, true) {
+            self.endpoint.vitals.leave();
+        }
     }
 
     /// The request is sent to the worker: from here on it uses the worker, and a client that disconnects is charged.
@@ -281,7 +296,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let (request, count) = (self.request, self.untold);
-        self.endpoint.vitals.leave();
+        if !self.passes_by {
+            self.endpoint.vitals.leave();
+        }
         let untold = (count > 0).then_some(Input::Tokens { request, count });
         let inputs = untold.into_iter().chain(self.outcome.drain(..));
         self.pool.step_all(inputs.chain([Input::Finished { request }]));

@@ -20,6 +20,7 @@ mod endpoint_wait;
 mod engine_request;
 pub mod error;
 pub mod error_format;
+pub mod ext_proc;
 pub mod faults;
 mod forward;
 pub mod guard;

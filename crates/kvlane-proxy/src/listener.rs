@@ -17,12 +17,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvlane_fleet::metrics::{Metrics, Reached};
 use kvlane_http::tls::{self, Stream};
+use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::deadlines::Deadlines;
+use crate::ext_proc::{self, Picker};
 use crate::guard;
 use crate::h1::Client;
 use crate::head::HEAD_BYTES_MAX;
@@ -45,6 +47,16 @@ pub struct Listener {
     pub stop: CancellationToken,
     /// The tasks of open connections.
     pub connections: TaskTracker,
+    /// What its connections are for.
+    pub front: Front,
+}
+
+/// What connections are for.
+pub enum Front {
+    /// HTTP requests of clients or operators.
+    Http,
+    /// Requests of a data plane for endpoints, with this TLS configuration if it uses TLS.
+    ExtProc(Arc<Picker>, Option<Arc<ServerConfig>>),
 }
 
 // === impl Listener ===
@@ -104,6 +116,10 @@ impl Listener {
             (Deadlines::longest(&config), config.server.stream_idle_timeout)
         };
         let socket = Socket::new(stream, idle_timeout);
+        if let Front::ExtProc(picker, _) = &self.front {
+            let (picker, stop, calls) = (Arc::clone(picker), self.stop.clone(), self.connections.clone());
+            return Ok(Box::pin(ext_proc::serve(picker, socket, stop, calls)).await?);
+        }
         if h2 {
             return Ok(Box::pin(self.serve_h2(socket, header_timeout, stream_max)).await?);
         }
@@ -146,9 +162,10 @@ impl Listener {
     /// Detects the client's protocol: TLS or not, and whether HTTP/2.
     async fn begin(&self, stream: TcpStream) -> io::Result<(Stream, bool)> {
         let tls = self.service.proxy.tls();
-        let config = match self.service.port {
-            Port::Clients { .. } => tls.clients(),
-            Port::Operators { .. } => tls.operators(),
+        let config = match (&self.front, self.service.port) {
+            (Front::ExtProc(_, own), _) => own.as_ref(),
+            (Front::Http, Port::Clients { .. }) => tls.clients(),
+            (Front::Http, Port::Operators { .. }) => tls.operators(),
         };
         let config = config.cloned();
         drop(tls);
@@ -158,6 +175,7 @@ impl Listener {
                 self.service.proxy.fleet.metrics.auth.note_handshake(begun.is_ok());
                 begun
             }
+            None if matches!(self.front, Front::ExtProc(..)) => Ok((Stream::Plain(stream), true)),
             None => {
                 let h2 = speaks_h2(&stream).await?;
                 Ok((Stream::Plain(stream), h2))

@@ -85,7 +85,7 @@ pub(super) enum BreakCause {
 }
 
 /// What a piece contains.
-enum PieceKind {
+pub(super) enum PieceKind {
     /// This many tokens of a stream.
     Tokens(u32),
     /// The beginning of a response that is not a stream: its tokens are complete.
@@ -365,7 +365,7 @@ impl Watch {
     }
 
     /// Inspects a piece.
-    fn see(&mut self, piece: &[u8]) -> PieceKind {
+    pub(super) fn see(&mut self, piece: &[u8]) -> PieceKind {
         let beginning = |begun: &mut bool| {
             if std::mem::replace(begun, true) { PieceKind::Nothing } else { PieceKind::Beginning }
         };
@@ -381,7 +381,7 @@ impl Watch {
         }
     }
 
-    fn usage(&self) -> Option<Usage> {
+    pub(super) fn usage(&self) -> Option<Usage> {
         match self {
             Self::Events(scanner) => scanner.usage(),
             Self::Json { tail, .. } => usage_in_json(tail),

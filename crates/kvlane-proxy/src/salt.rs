@@ -6,8 +6,8 @@
 
 use bytes::Bytes;
 use kvlane_core::config::{ConfigError, wrong};
+use kvlane_wire::edit::with_cache_salt;
 use kvlane_wire::openai::ParseError;
-use kvlane_wire::salt::with_cache_salt;
 use ring::hmac;
 use ring::rand::SystemRandom;
 

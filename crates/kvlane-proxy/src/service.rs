@@ -24,13 +24,13 @@ use crate::read::{self, Source};
 
 /// A request that has been received.
 pub(crate) struct Received {
-    parts: Parts,
-    error_format: ErrorFormat,
-    account: Arc<Account>,
+    pub(crate) parts: Parts,
+    pub(crate) error_format: ErrorFormat,
+    pub(crate) account: Arc<Account>,
     /// Its purpose and body, or why it is rejected.
-    read: Result<(Purpose, Bytes), ApiError>,
+    pub(crate) read: Result<(Purpose, Bytes), ApiError>,
     /// The memory that its head takes, if it is large.
-    held: Held,
+    pub(crate) held: Held,
 }
 
 /// What answers the requests of one relay thread.

@@ -6,13 +6,17 @@
 //! - [`sse`]: a stream of server-sent events to token counts; [`resume`] continues it when its engine dies.
 //! - [`engine`]: a metrics page to a load report; [`models`]: a model list to its entries.
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
+//! - [`ext_proc`]: Envoy's messages to an external processor, in [`grpc`] frames.
 //! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod api;
+pub mod edit;
 pub mod engine;
+pub mod ext_proc;
 pub mod failure;
+pub mod grpc;
 pub mod json;
 pub mod kv;
 pub mod models;
@@ -21,8 +25,8 @@ pub mod openai;
 pub mod otlp;
 pub mod path;
 pub mod prometheus;
+pub mod protobuf;
 pub mod resume;
-pub mod salt;
 pub mod sequence;
 pub mod server_timing;
 pub mod sse;

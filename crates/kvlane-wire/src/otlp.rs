@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use crate::protobuf::{Field, Message, fields};
 use crate::trace_context::{SpanId, TraceId};
 
 /// The path that spans are sent to.
@@ -119,54 +120,13 @@ pub fn rejected(answer: &[u8]) -> (u64, String) {
     (spans, why)
 }
 
-/// A protobuf message under construction.
-#[derive(Default)]
-struct Message(Vec<u8>);
+/// Messages of OpenTelemetry.
+trait Telemetry {
+    fn key_value(&mut self, key: &str, value: &Value);
+    fn span(&mut self, span: &Span);
+}
 
-/// Wire types.
-const VARINT: u64 = 0;
-const FIXED64: u64 = 1;
-const LENGTH: u64 = 2;
-const FIXED32: u64 = 5;
-
-// === impl Message ===
-
-impl Message {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn tag(&mut self, field: u64, wire: u64) {
-        self.varint(field << 3 | wire);
-    }
-
-    fn number(&mut self, field: u64, value: u64) {
-        self.tag(field, VARINT);
-        self.varint(value);
-    }
-
-    fn fixed64(&mut self, field: u64, value: u64) {
-        self.tag(field, FIXED64);
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, field: u64, bytes: &[u8]) {
-        self.tag(field, LENGTH);
-        self.varint(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-    }
-
-    /// A nested message, written by `write`.
-    fn message(&mut self, field: u64, write: impl FnOnce(&mut Self)) {
-        let mut inner = Self::default();
-        write(&mut inner);
-        self.bytes(field, &inner.0);
-    }
-
+impl Telemetry for Message {
     fn key_value(&mut self, key: &str, value: &Value) {
         self.bytes(1, key.as_bytes());
         self.message(2, |any| match value {
@@ -203,8 +163,7 @@ impl Message {
             });
         }
         let remote = if span.parent_is_remote { PARENT_KNOWN | PARENT_REMOTE } else { PARENT_KNOWN };
-        self.tag(16, FIXED32);
-        self.0.extend_from_slice(&(u32::from(span.flags) | remote).to_le_bytes());
+        self.fixed32(16, u32::from(span.flags) | remote);
     }
 }
 
@@ -230,50 +189,6 @@ impl From<u32> for Value {
     fn from(number: u32) -> Self {
         Self::Int(number.into())
     }
-}
-
-/// A decoded field.
-#[derive(Debug, PartialEq)]
-enum Field<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-}
-
-/// The fields of a message with their numbers, up to the first invalid one.
-fn fields(mut left: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
-    std::iter::from_fn(move || {
-        let tag = read_varint(&mut left)?;
-        let field = match tag & 7 {
-            VARINT => Field::Number(read_varint(&mut left)?),
-            FIXED64 => Field::Number(u64::from_le_bytes(take(&mut left, 8)?.try_into().ok()?)),
-            LENGTH => {
-                let len = usize::try_from(read_varint(&mut left)?).ok()?;
-                Field::Bytes(take(&mut left, len)?)
-            }
-            FIXED32 => Field::Number(u32::from_le_bytes(take(&mut left, 4)?.try_into().ok()?).into()),
-            _ => return None,
-        };
-        Some((tag >> 3, field))
-    })
-}
-
-fn take<'a>(left: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
-    let (taken, rest) = left.split_at_checked(len)?;
-    *left = rest;
-    Some(taken)
-}
-
-fn read_varint(left: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = left.split_first()?;
-        *left = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use kvlane_gateway::config::{Log, LogFormat};
+use kvlane_gateway::serve::Mode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -42,6 +43,8 @@ enum Format {
 enum Command {
     /// Run the gateway.
     Serve(Box<config::ConfigArgs>),
+    /// Run the endpoint picker: Envoy, or another data plane, sends the requests (docs/kubernetes.md).
+    Epp(Box<config::ConfigArgs>),
     #[cfg(feature = "lab")]
     #[command(flatten)]
     Lab(Box<commands::lab::Command>),
@@ -69,7 +72,7 @@ fn main() -> std::process::ExitCode {
         _ => false,
     };
     let said = match &cli.command {
-        Command::Serve(args) => args.log(),
+        Command::Serve(args) | Command::Epp(args) => args.log(),
         _ => Log::default(),
     };
     let default = if quiet { "warn" } else { "info" };
@@ -95,7 +98,8 @@ fn main() -> std::process::ExitCode {
         log.with_ansi(std::io::stderr().is_terminal()).with_target(false).init();
     }
     let done = match cli.command {
-        Command::Serve(args) => commands::serve::run(&args),
+        Command::Serve(args) => commands::serve::run(&args, Mode::Gateway),
+        Command::Epp(args) => commands::serve::run(&args, Mode::Picker),
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Doctor(args) => commands::doctor::run(&args),

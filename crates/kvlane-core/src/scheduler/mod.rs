@@ -252,6 +252,37 @@ impl Scheduler {
         (requests > 0).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
 
+    /// Seconds from now until a request in flight should have its whole answer, by its endpoint's rates and the forecast
+    /// answer length; `None` if it is not in flight. For drivers that do not see the answer.
+    pub fn expected_end_s(&self, request: RequestId) -> Option<f64> {
+        let flight = self.flights.get(request)?;
+        let endpoint = self.pool.get(flight.endpoint)?;
+        let InFlight { requests, prefill_tokens, prefill_pairs, context_tokens, .. } =
+            endpoint.load.in_flight;
+        let rates = self.rates(endpoint);
+        let step_s = rates.decode_step_s(requests, context_tokens);
+        Some(rates.prefill_s(prefill_tokens, prefill_pairs) + f64::from(flight.output_tokens_due) * step_s)
+    }
+
+    /// The endpoints with the least work in flight among those that accept requests and that `is_wanted`: `most` of them,
+    /// the least busy first. For drivers that name others beside the chosen endpoint.
+    pub fn least_busy(&self, most: usize, is_wanted: impl Fn(EndpointId) -> bool) -> Vec<EndpointId> {
+        let work = |endpoint: &Endpoint| {
+            let InFlight { prefill_tokens, context_tokens, requests, .. } = endpoint.load.in_flight;
+            (prefill_tokens, context_tokens, requests, endpoint.id)
+        };
+        let mut least = Vec::with_capacity(most + 1);
+        for endpoint in self.pool.eligible().filter(|endpoint| is_wanted(endpoint.id)) {
+            let own = work(endpoint);
+            let at = least.partition_point(|other| *other < own);
+            if at < most {
+                least.truncate(most - 1);
+                least.insert(at, own);
+            }
+        }
+        least.into_iter().map(|(_, _, _, id)| id).collect()
+    }
+
     /// Requests dispatched and not yet finished.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
@@ -650,6 +681,37 @@ mod tests {
             world.step(Input::Finished { request: RequestId(1) });
             assert_eq!(world.ledger(0), InFlight::default());
         }
+    }
+
+    #[test]
+    fn the_least_busy_endpoints_are_those_with_the_least_work() {
+        let mut world = World::new(config("round_robin"), 4);
+        let ids: Vec<_> = world.scheduler.pool.endpoints().map(|endpoint| endpoint.id).collect();
+        for (id, prompt_tokens) in [(0, 300), (1, 100), (2, 200)] {
+            let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
+            world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
+        }
+        assert_eq!(world.scheduler.least_busy(2, |_| true), [ids[3], ids[1]]);
+        assert_eq!(world.scheduler.least_busy(9, |id| id != ids[3]), [ids[1], ids[2], ids[0]]);
+        assert_eq!(world.scheduler.least_busy(0, |_| true), []);
+        world.step(Input::Health { endpoint: ids[1], healthy: false });
+        assert_eq!(world.scheduler.least_busy(2, |id| id != ids[3]), [ids[2], ids[0]]);
+    }
+
+    #[test]
+    fn the_end_of_an_answer_is_expected_later_the_more_work_is_ahead() {
+        let mut world = World::new(config("round_robin"), 1);
+        let arrived = |id, prompt_tokens| {
+            let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
+            Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 }
+        };
+        world.step(arrived(0, 1000));
+        let alone = world.scheduler.expected_end_s(RequestId(0)).expect("in flight");
+        world.step(arrived(1, 100_000));
+        let behind = world.scheduler.expected_end_s(RequestId(0)).expect("in flight");
+        assert!(0.0 < alone && alone < behind, "{alone} {behind}");
+        world.step(Input::Finished { request: RequestId(0) });
+        assert_eq!(world.scheduler.expected_end_s(RequestId(0)), None);
     }
 
     #[test]

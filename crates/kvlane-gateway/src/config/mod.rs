@@ -25,6 +25,7 @@ use kvlane_http::tls::TlsConfig;
 pub use kvlane_proxy::attributes::Config as Hints;
 pub use kvlane_proxy::auth::config::{KeySpec, Security};
 pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
+pub use kvlane_proxy::ext_proc::config::EndpointPicker;
 pub use kvlane_proxy::faults::{Continuation, Hedge, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
 use kvlane_proxy::paths::OwnPath;
@@ -56,6 +57,8 @@ section! {
         pub continuation: Continuation = Continuation::default();
         /// Hedging: a streamed request is also sent to a second endpoint if its first byte is late.
         pub hedge: Hedge = Hedge::default();
+        /// The endpoint picker for Envoy (`kvlane epp`): its ports, and what it does with answers.
+        pub epp: EndpointPicker = EndpointPicker::default();
         /// Circuit breakers of endpoints.
         pub breaker: Breaker = Breaker::default();
         /// Connections to workers.

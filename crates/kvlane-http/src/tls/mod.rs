@@ -96,6 +96,34 @@ pub fn client(authority: Option<&Path>) -> Result<Arc<ClientConfig>, ConfigError
     to_workers(&TlsConfig { upstream_ca: authority.map(Path::to_owned), ..TlsConfig::default() })
 }
 
+/// A server configuration for gRPC: with the gateway's certificate, or one that it signs itself, for peers that do not
+/// verify it.
+///
+/// # Errors
+/// A file that cannot be used.
+pub fn grpc(config: &TlsConfig) -> Result<Arc<ServerConfig>, ConfigError> {
+    let mut grpc = match (&config.certificate, &config.private_key) {
+        (Some(certificate), Some(key)) => {
+            ServerConfig::clone(&*server((certificate, key), "tls.client_ca", config.client_ca.as_deref())?)
+        }
+        _ => {
+            let fail = |error: &dyn std::fmt::Display| ConfigError {
+                field: "epp.secure_serving".into(),
+                problem: format!("cannot make a certificate: {error}"),
+            };
+            let made =
+                rcgen::generate_simple_self_signed(["localhost".to_owned()]).map_err(|error| fail(&error))?;
+            let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+            let builder =
+                ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+            let builder = builder.map_err(|error| fail(&error))?.with_no_client_auth();
+            builder.with_single_cert(vec![made.cert.into()], key).map_err(|error| fail(&error))?
+        }
+    };
+    grpc.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(grpc))
+}
+
 /// TLS handshake with a client: the connection, and whether it negotiated HTTP/2.
 pub async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
     let stream = TlsAcceptor::from(config).accept(stream).await?;

@@ -1,4 +1,4 @@
-//! `kvlane serve`: the gateway until SIGINT or SIGTERM. SIGHUP, or a file of its configuration that changes, reloads it.
+//! `kvlane serve` and `kvlane epp`: the gateway, or the endpoint picker, until SIGINT or SIGTERM. SIGHUP, or a file of its configuration that changes, reloads it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use kvlane_gateway::config::Config;
 use kvlane_gateway::reload::Watch;
-use kvlane_gateway::serve::{Cut, Serving};
+use kvlane_gateway::serve::{Cut, Mode, Serving};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::ConfigArgs;
 
 /// Runs it.
-pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
     kvlane_fleet::panics::watch();
     // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
@@ -24,8 +24,15 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        let serving = Serving::start(config).context("cannot start the gateway")?;
-        tracing::info!(clients = %serving.address, metrics = %serving.metrics_address, "serving");
+        let serving = match mode {
+            Mode::Gateway => Serving::start(config).context("cannot start the gateway")?,
+            Mode::Picker => Serving::start_picker(config).context("cannot start the endpoint picker")?,
+        };
+        let (address, metrics) = (serving.address, serving.metrics_address);
+        match serving.health_address {
+            None => tracing::info!(clients = %address, %metrics, "serving"),
+            Some(health) => tracing::info!(grpc = %address, %health, %metrics, "picking endpoints"),
+        }
         loop {
             let interval = serving.config().server.reload_interval;
             tokio::select! {

@@ -82,6 +82,11 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("tls-key-path", "tls.private_key"),
     flag("otlp-traces-endpoint", "tracing.endpoint").variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     flag("no-kv-events", "kv_events.enabled").switch("false", "Do not read the KV events of workers"),
+    flag("grpc-host", "epp.host"),
+    flag("grpc-port", "epp.port"),
+    flag("grpc-health-port", "epp.health_port"),
+    flag("secure-serving", "epp.secure_serving"),
+    flag("observe-responses", "epp.observe_responses"),
     flag("tokenizer-path", "tokens.path").or("model-path"),
     flag("chat-template", "tokens.chat_template"),
 ];

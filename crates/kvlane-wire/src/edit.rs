@@ -1,26 +1,34 @@
-//! Writes a `cache_salt` (vLLM, SGLang), which limits prefix sharing, into a request body.
+//! Replaces one member of a request body and leaves all others as they are.
 
 use crate::json::{JsonError, Scanner};
 
-/// The member's name.
-const CACHE_SALT: &str = "cache_salt";
-
-/// A body, which must be an object, with `salt` as its only `cache_salt`, whatever escapes its keys use.
-///
-/// `salt` is hex digits, or other text that needs no JSON escaping.
+/// A body, which must be an object, with `salt` as its only `cache_salt` (vLLM, SGLang), which limits prefix sharing.
 ///
 /// # Errors
 /// If the body is not a JSON object.
 pub fn with_cache_salt(body: &str, salt: &str) -> Result<Vec<u8>, JsonError> {
-    let mut out = Vec::with_capacity(body.len() + CACHE_SALT.len() + salt.len() + 8);
+    with_member(body, "cache_salt", salt)
+}
+
+/// A body, which must be an object, with `model` as its only `model`.
+///
+/// # Errors
+/// If the body is not a JSON object.
+pub fn with_model(body: &str, model: &str) -> Result<Vec<u8>, JsonError> {
+    with_member(body, "model", model)
+}
+
+/// A body with this text as its only member of that name, whatever escapes its keys use.
+fn with_member(body: &str, name: &str, text: &str) -> Result<Vec<u8>, JsonError> {
+    let mut out = Vec::with_capacity(body.len() + name.len() + text.len() + 8);
     let mut put = |pieces: &[&str]| pieces.iter().for_each(|piece| out.extend_from_slice(piece.as_bytes()));
     let mut scanner = Scanner::new(body);
-    put(&["{\"", CACHE_SALT, "\":\"", salt, "\""]);
+    put(&["{\"", name, "\":", &serde_json::Value::from(text).to_string()]);
     let mut walk = scanner.object()?;
     while let Some(key) = walk.key(&mut scanner)? {
         scanner.peek()?;
         let value = scanner.skip()?;
-        if key.decode() != CACHE_SALT {
+        if key.decode() != name {
             put(&[",\"", key.raw(), "\":", value]);
         }
     }
@@ -71,5 +79,12 @@ mod tests {
             body["cache_salt"] = json!("0f");
             prop_assert_eq!(serde_json::from_slice::<Value>(&salted).expect("JSON"), body);
         }
+    }
+
+    #[test]
+    fn a_model_is_written_with_the_escapes_it_needs() {
+        let edited = with_model(r#"{"model":"a","prompt":"x"}"#, "org/\"m\"").expect("an object");
+        let edited: Value = serde_json::from_slice(&edited).expect("JSON");
+        assert_eq!(edited, json!({"model": "org/\"m\"", "prompt": "x"}));
     }
 }

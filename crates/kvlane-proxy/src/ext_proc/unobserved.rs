@@ -1,0 +1,203 @@
+//! Requests whose answers do not pass through the picker: their load counts until their answers should have ended.
+//!
+//! The end is estimated from the endpoint's rates and the usual length of answers, and corrected by the engine's own
+//! reports: if an engine reports fewer requests than are counted there, the ones that should have ended first are over;
+//! and the estimates of an endpoint are stretched or shortened until the requests counted there are as many as its engine
+//! reports. Where several pickers share the engines, each so counts the load of all of them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvlane_core::load::LoadReport;
+use kvlane_core::time::Nanos;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::pool::PoolEndpoint;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::lease::Lease;
+
+/// How often requests that should have ended are released.
+const TICK: Duration = Duration::from_millis(50);
+/// A report does not include requests that were placed shortly before it.
+const REPORT_LAG: Nanos = Nanos::from_millis(500);
+/// Bounds of the factor on estimates, and its largest change by one report.
+const FACTOR_MAX: f64 = 50.0;
+const FACTOR_STEP: f64 = 1.25;
+/// Longest time that a request counts.
+const COUNTED_MAX: Nanos = Nanos::from_secs(3600);
+/// Most requests that are counted; beyond them the ones that should end first are released.
+const REQUESTS_MAX: usize = 200_000;
+
+/// Requests that are counted until their estimated end.
+#[derive(Default)]
+pub struct Unobserved {
+    state: Mutex<State>,
+    /// A request was added where there was none.
+    added: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// By number, with the load that each holds.
+    counted: HashMap<u64, Counted>,
+    /// By estimated end. May hold requests that are released already.
+    ends: BinaryHeap<Reverse<(Nanos, u64)>>,
+    next: u64,
+    /// What is known about each endpoint, by its address in memory.
+    endpoints: HashMap<usize, Known>,
+}
+
+struct Counted {
+    endpoint: usize,
+    placed: Nanos,
+    ends: Nanos,
+    /// Dropping it releases the load.
+    _lease: Lease,
+}
+
+/// What is known about an endpoint with requests.
+struct Known {
+    endpoint: Arc<PoolEndpoint>,
+    requests: usize,
+    /// The factor on estimates.
+    factor: f64,
+    /// The time of the last report that was used.
+    reported: Option<Nanos>,
+}
+
+// === impl Unobserved ===
+
+impl Unobserved {
+    /// Counts a request that has just been placed until its answer should have ended.
+    pub(crate) fn count(&self, mut lease: Lease) {
+        let placed = lease.placed;
+        let expected_s = lease.expected_end_s().unwrap_or_default();
+        lease.pass_by();
+        let endpoint = Arc::as_ptr(&lease.endpoint) as usize;
+        let mut state = self.state();
+        let known = state.endpoints.entry(endpoint).or_insert_with(|| Known {
+            endpoint: Arc::clone(&lease.endpoint),
+            requests: 0,
+            factor: 1.0,
+            reported: None,
+        });
+        known.requests += 1;
+        let counts = Nanos::from_secs_f64(expected_s * known.factor).min(COUNTED_MAX);
+        let (ends, number) = (placed + counts, state.next);
+        state.next += 1;
+        state.ends.push(Reverse((ends, number)));
+        let was_empty = state.counted.is_empty();
+        state.counted.insert(number, Counted { endpoint, placed, ends, _lease: lease });
+        let surplus = if state.counted.len() > REQUESTS_MAX { state.pop_first() } else { None };
+        drop(state);
+        drop(surplus);
+        if was_empty {
+            self.added.notify_one();
+        }
+    }
+
+    /// Releases requests when they should have ended, for as long as the picker runs.
+    pub async fn run(&self, fleet: &Fleet) {
+        loop {
+            if self.state().counted.is_empty() {
+                self.added.notified().await;
+            }
+            sleep(TICK).await;
+            self.release(fleet.clock.now(), |endpoint| reported(fleet, endpoint));
+        }
+    }
+
+    /// Releases what has ended by `now`, by estimate or by report.
+    fn release(&self, now: Nanos, report: impl Fn(&PoolEndpoint) -> Option<(LoadReport, Nanos)>) {
+        let mut over = Vec::new();
+        {
+            let mut state = self.state();
+            while state.ends.peek().is_some_and(|Reverse((ends, _))| *ends <= now) {
+                over.extend(state.pop_first());
+            }
+            let news = state.endpoints.iter().filter_map(|(key, known)| {
+                let (report, at) = report(&known.endpoint)?;
+                (known.reported != Some(at)).then_some((*key, report, at))
+            });
+            let news: Vec<_> = news.collect();
+            for (key, report, at) in news {
+                state.correct(key, report, at, &mut over);
+            }
+            // An endpoint that is not counted anywhere keeps its factor while it is in a pool.
+            state.endpoints.retain(|_, known| known.requests > 0 || Arc::strong_count(&known.endpoint) > 1);
+        }
+        // Each of them takes the scheduler's lock.
+        drop(over);
+    }
+
+    /// Requests that are counted.
+    pub fn len(&self) -> usize {
+        self.state().counted.len()
+    }
+
+    /// Whether none is counted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The last report of an endpoint's engine, and its time.
+fn reported(fleet: &Fleet, endpoint: &PoolEndpoint) -> Option<(LoadReport, Nanos)> {
+    let pools = fleet.pools();
+    let pool = pools
+        .iter()
+        .find(|pool| pool.endpoint(endpoint.id).is_some_and(|own| std::ptr::eq(&*own, endpoint)))?;
+    pool.router.read(|scheduler| scheduler.pool().get(endpoint.id)?.load.reported)
+}
+
+// === impl State ===
+
+impl State {
+    /// Takes out the request that should end first.
+    fn pop_first(&mut self) -> Option<Counted> {
+        while let Some(Reverse((_, number))) = self.ends.pop() {
+            if let Some(counted) = self.counted.remove(&number) {
+                if let Some(known) = self.endpoints.get_mut(&counted.endpoint) {
+                    known.requests -= 1;
+                }
+                return Some(counted);
+            }
+        }
+        None
+    }
+
+    /// Uses a report of an endpoint's engine.
+    fn correct(&mut self, key: usize, report: LoadReport, at: Nanos, over: &mut Vec<Counted>) {
+        let Some(known) = self.endpoints.get_mut(&key) else { return };
+        known.reported = Some(at);
+        let in_engine = report.running as usize + report.waiting as usize;
+        let ratio = (in_engine + 1) as f64 / (known.requests + 1) as f64;
+        known.factor =
+            (known.factor * ratio.clamp(1.0 / FACTOR_STEP, FACTOR_STEP)).clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
+        if known.requests <= in_engine {
+            return;
+        }
+        let seen = |counted: &Counted| counted.endpoint == key && counted.placed + REPORT_LAG <= at;
+        let mut by_end: Vec<_> = self
+            .counted
+            .iter()
+            .filter(|(_, counted)| seen(counted))
+            .map(|(number, counted)| (counted.ends, *number))
+            .collect();
+        by_end.sort_unstable();
+        let surplus = by_end.len().saturating_sub(in_engine);
+        for (_, number) in by_end.into_iter().take(surplus) {
+            if let Some(counted) = self.counted.remove(&number) {
+                known.requests -= 1;
+                over.push(counted);
+            }
+        }
+    }
+}
