@@ -50,6 +50,8 @@ use crate::config::Config;
 use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
+/// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Cores for which one thread applies KV events.
 const CORES_PER_APPLIER: usize = 8;
 
@@ -396,6 +398,10 @@ impl Serving {
             () = hurry => false,
         };
         self.stop.cancel();
+        if !drained && self.fleet.empty_pools.close() {
+            // They are answered instead of being cut.
+            let _ = timeout(ANSWER_WITHIN, self.connections.wait()).await;
+        }
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // The recordings are complete before shutdown is reported.
