@@ -38,6 +38,8 @@ pub(super) struct Picked {
     /// The request in flight.
     pub(super) lease: Lease,
     pub(super) routed: Routed,
+    /// When it was placed.
+    pub(super) at: Instant,
     /// The body to send on, if it differs from the client's.
     pub(super) body: Option<Bytes>,
     /// The addresses that the data plane may use, the chosen one first.
@@ -106,6 +108,7 @@ impl Picker {
             set,
             remove,
             routed,
+            at: Instant::now(),
         })))
     }
 
