@@ -106,6 +106,12 @@ impl FaultMetrics {
         Shed { by_reason: REASONS.map(counter), share, recent: Arc::default() }
     }
 
+    /// Counts a request that was rejected because too many wait for an endpoint of its model.
+    pub fn note_no_room(&self, model: &str) {
+        let (_, reason) = REASONS[0];
+        self.requests.shed.get_or_create(&ShedLabel { model: model.into(), reason }).inc();
+    }
+
     /// Counts a broken stream that might have been continued.
     pub fn note_continued(&self, outcome: Continued) {
         self.requests.continuations.get_or_create(&ContinuedLabel { outcome }).inc();

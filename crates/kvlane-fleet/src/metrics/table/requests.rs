@@ -78,6 +78,22 @@ rows! {
         worry: "it stays above 0: the fleet is full",
     },
 
+    pub waiting_for_endpoints: Family<ModelLabel, Gauge> {
+        seconds: false,
+        labels: &["model"],
+        help: "Requests that wait for the first endpoint of an empty pool",
+        meaning: "Requests that wait for the first endpoint of a pool that has none ([scale to zero](autoscaling.md#scale-to-zero)); `other` for models that are not known",
+        worry: "it stays above 0: nothing starts an engine",
+    },
+
+    pub requests_without_endpoint: Family<ModelLabel, Counter> {
+        seconds: false,
+        labels: &["model"],
+        help: "Requests that found no endpoint for their model, whether they waited or were rejected",
+        meaning: "Requests that found no endpoint for their model, whether they waited for one or got 503 at once; `other` for models that are not known",
+        worry: "it grows: no engine serves the model",
+    },
+
     pub(crate) shed: Family<ShedLabel, Counter> {
         seconds: false,
         labels: &["model", "reason"],
