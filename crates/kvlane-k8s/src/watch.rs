@@ -124,7 +124,13 @@ impl<F> Watch<F> {
         }
         loop {
             let began = Instant::now();
-            if !self.follow::<T, M>(&mut version, sender).await? {
+            let followed = self.follow::<T, M>(&mut version, sender).await;
+            // It may be listed. That is worth something, again and again.
+            let listed = |failure: Failure| match failure.cause {
+                Cause::Denied | Cause::Missing => Failure { cause: Cause::Answered, ..failure },
+                _ => failure,
+            };
+            if !followed.map_err(listed)? {
                 return Ok(());
             }
             if began.elapsed() >= STEADY {
