@@ -16,7 +16,7 @@ use crate::access::Access;
 use crate::collection::{Collection, PODS, POOLS, SERVICES, SLICES};
 use crate::objects::{Objective, Pod, Pool, Service, Slice};
 use crate::state::{Now, State, Wanted, WatchId};
-use crate::watch::{Report, Watch, pause};
+use crate::watch::{Report, Watch, pause_unreachable};
 
 /// The least time between two publications. The first change of many is published at once, the rest together.
 const PUBLISH: Duration = Duration::from_millis(50);
@@ -80,7 +80,7 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
             Ok((client, _)) => break client.default_namespace().to_owned(),
             Err(problem) => fail(&source, problem),
         }
-        sleep(pause(failures)).await;
+        sleep(pause_unreachable(failures)).await;
         failures += 1;
     };
     let (sender, mut receiver) = mpsc::channel(REPORTS_MAX);
