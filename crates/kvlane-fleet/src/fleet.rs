@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::discovery::Discovery;
+use crate::empty_pools::EmptyPools;
 use crate::metrics::Metrics;
 use crate::pool::ModelPool;
 use crate::readiness::Start;
@@ -22,7 +23,7 @@ use crate::recording_writer::config::Recorder;
 use crate::reloads::Reloads;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
-use crate::tokenize::Tokenizers;
+use crate::tokenize::{Places, Tokenizers};
 use crate::worker::{Worker, WorkerId};
 
 /// The fleet and what all threads of a gateway share.
@@ -37,6 +38,8 @@ pub struct Fleet {
     pub recordings: RecordingWriter,
     /// Workers that others name while the gateway runs.
     pub discovery: Discovery,
+    /// Models without an endpoint, and the requests that wait for one.
+    pub empty_pools: EmptyPools,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
     /// The gateway ends soon; its clients should leave.
@@ -75,6 +78,7 @@ impl Fleet {
             tokenizers,
             recordings: RecordingWriter::default(),
             discovery: Discovery::default(),
+            empty_pools: EmptyPools::default(),
             reloads: Reloads::default(),
             stopping: AtomicBool::new(false),
             start: Start::default(),
@@ -147,6 +151,7 @@ impl Fleet {
         let mut snapshot = Snapshot::clone(&self.snapshot.load());
         change(&mut snapshot);
         self.snapshot.store(Arc::new(snapshot));
+        self.endpoints_changed();
     }
 
     /// All workers, by id.
@@ -182,7 +187,7 @@ impl Fleet {
     }
 
     /// Decides how the pool of `model` counts tokens, which may load a tokenizer: on a thread of its own.
-    pub async fn settle_counting(self: &Arc<Self>, model: &str, root: Option<String>) {
+    pub async fn settle_counting(self: &Arc<Self>, model: &str, places: Places) {
         if self.tokenizers.is_settled(model) {
             return;
         }
@@ -190,7 +195,7 @@ impl Fleet {
         let settled = tokio::task::spawn_blocking(move || {
             let settings = fleet.settings();
             let pools = &settings.routing.pools;
-            fleet.tokenizers.settle(&settings.tokens, pools, &model, root.as_deref());
+            fleet.tokenizers.settle(&settings.tokens, pools, &model, &places);
         });
         if settled.await.is_err() {
             tracing::error!("loading a tokenizer panicked; tokens are estimated");

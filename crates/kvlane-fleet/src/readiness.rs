@@ -97,8 +97,10 @@ impl Fleet {
             note(self.sources_awaited(), sources);
             note(self.workers_awaited(), workers);
         }
+        // With a timeout, requests for an empty pool are kept until it has an endpoint: they must be able to arrive.
+        let keeps_requests = !self.settings().routing.empty_pool_timeout.is_zero();
         let serves = || self.pools().iter().any(|pool| pool.takes_requests());
-        if !serves() {
+        if !keeps_requests && !serves() {
             let problem = Some("no endpoint takes requests".to_owned());
             waits_for.push(Unmet { what: "endpoint", name: String::new(), problem });
         }
@@ -130,11 +132,11 @@ impl Fleet {
         }
     }
 
-    /// Sources that have not published yet.
+    /// Sources that have not published yet, or whose workers have not been added.
     fn sources_awaited(&self) -> Vec<Unmet> {
         let sources = self.discovery.sources();
         let statuses = sources.iter().map(|source| (source.name(), source.status()));
-        let silent = statuses.filter(|(_, status)| status.confirmed.is_none());
+        let silent = statuses.filter(|(_, status)| !status.applied);
         silent
             .map(|(name, status)| Unmet { what: "discovery", name: name.into(), problem: status.problem })
             .collect()

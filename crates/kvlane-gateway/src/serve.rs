@@ -47,8 +47,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
+/// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Cores for which one thread applies KV events.
 const CORES_PER_APPLIER: usize = 8;
 
@@ -69,6 +72,8 @@ pub struct Serving {
     /// The last quarter of an hour.
     pub history: Arc<History>,
     config: ArcSwap<Config>,
+    /// Find workers.
+    pub(crate) sources: Sources,
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
     /// Asks clients to leave.
@@ -204,6 +209,7 @@ impl Serving {
         };
         let control = runtime()?;
         let sockets = runtime()?;
+        let discovery = runtime()?;
         let appliers =
             (0..cores().div_ceil(CORES_PER_APPLIER)).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
         let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
@@ -313,9 +319,18 @@ impl Serving {
             threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
         }
         threads.push(thread("control", control, kill.clone(), work)?);
+        let sources = Sources::new(
+            Arc::clone(&fleet),
+            Arc::clone(&controller),
+            discovery.handle().clone(),
+            kill.child_token(),
+        );
+        threads.push(thread("discovery", discovery, kill.clone(), std::future::ready(()))?);
         for spec in &workers {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
+        // After the configuration's workers: a URL that both name is theirs.
+        sources.configure(&config.discovery);
         Ok(Self {
             address,
             health_address,
@@ -325,6 +340,7 @@ impl Serving {
             controller,
             history,
             config: ArcSwap::from_pointee(config),
+            sources,
             reloading: Mutex::default(),
             retire,
             stop,
@@ -382,6 +398,10 @@ impl Serving {
             () = hurry => false,
         };
         self.stop.cancel();
+        if !drained && self.fleet.empty_pools.close() {
+            // They are answered instead of being cut.
+            let _ = timeout(ANSWER_WITHIN, self.connections.wait()).await;
+        }
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // The recordings are complete before shutdown is reported.
@@ -453,7 +473,7 @@ fn thread(
 }
 
 /// Threads that requests can do without.
-const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
+const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
 
 /// Identifies a file: a new one takes its place each time it is written.
 fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
