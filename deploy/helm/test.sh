@@ -115,6 +115,14 @@ restart_checksum() { render "$@" --show-only templates/workload.yaml | grep chec
 before=$(restart_checksum)
 [ "$before" = "$(restart_checksum --set config.routing.queue_size=50)" ] || fail "a change that needs no restart rolls the pods"; ok
 [ "$before" != "$(restart_checksum --set config.tokens.source=engine)" ] || fail "a change that needs a restart does not roll the pods"; ok
+[ "$before" = "$(restart_checksum --set config.routing.pools.a.policy=random)" ] || fail "a pool's policy rolls the pods"; ok
+[ "$before" != "$(restart_checksum --set config.routing.pools.a.tokenizer=engine)" ] || fail "a pool's tokenizer does not roll the pods"; ok
+[ "$before" = "$(restart_checksum --set engines.selector.matchLabels.tier=a)" ] || fail "another selector rolls the pods"; ok
+# Each key that docs/operations.md says needs a restart is among those of the checksum.
+for key in $(sed -n '/What needs a restart/,/^$/p' "$here/../../docs/operations.md" | grep -oE '`[a-z_.]+`' | tr -d '`' | grep -v needs_restart); do
+    grep -q "\"${key##*.}\"" <(sed -n '/define "kvlane.restartConfig"/,$p' "$chart/templates/_config.tpl") || fail "$key needs a restart, and the chart does not know it"
+    ok
+done
 # The pods get hashes of keys, not keys.
 [ "$(lines "$out/gateway.yaml" 'items: \[\{key: keys, path: keys\}\]')" = 1 ] || fail "the Secret is mounted with more than its hashes"; ok
 # Alerts and dashboard are those of deploy/.
