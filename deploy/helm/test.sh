@@ -76,6 +76,7 @@ rejects "name of your Gateway" --set mode=gateway-api,gatewayApi.httpRoute.creat
 rejects "pass without a key" --set mode=envoy,auth.openClients=false
 rejects "set picker.tls.secretName" --set mode=envoy,picker.tls.mode=secret
 rejects "see picker.tls" --set mode=envoy,tls.secretName=x
+rejects "allow them in networkPolicy.egress.extra" --set engines.discovery=service,engines.service=vllm,networkPolicy.egress.enabled=true
 rejects "set autoscaling.model" --set autoscaling.kind=keda
 rejects "above autoscaling.maxReplicas" --set autoscaling.kind=keda,autoscaling.model=m,autoscaling.minReplicas=9
 rejects "use kind keda" --set autoscaling.kind=hpa,autoscaling.model=m,autoscaling.minReplicas=0

@@ -124,6 +124,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.picker.tls.mode "secret") (not .Values.picker.tls.secretName) }}{{ fail "picker.tls.mode is secret: set picker.tls.secretName" }}{{ end }}
 {{- if .Values.tls.secretName }}{{ fail "tls.secretName is for the mode gateway: clients do not talk to kvlane in the other modes; see picker.tls" }}{{ end }}
 {{- end }}
+{{- if and .Values.networkPolicy.egress.enabled (not .Values.networkPolicy.egress.extra) (not (has $kind (list "pods" "inferencePool"))) }}{{ fail (printf "networkPolicy.egress.enabled: with engines.discovery %s the chart does not know the engines' pods; allow them in networkPolicy.egress.extra" $kind) }}{{ end }}
 {{- if ne .Values.autoscaling.kind "none" }}
 {{- if not .Values.autoscaling.model }}{{ fail "autoscaling.kind: set autoscaling.model to the name that engines serve, the label `model` of kvlane's metrics" }}{{ end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}{{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}{{ end }}
