@@ -12,7 +12,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 chart=$here/kvlane
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+installed=false
+cleanup() {
+    rm -rf "$out"
+    if $installed; then helm uninstall kvlane --namespace serving > /dev/null; fi
+}
+trap cleanup EXIT
 checks=0
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -36,6 +41,11 @@ for values in "$chart"/ci/*.yaml; do
     name=$(basename "$values" .yaml)
     helm lint --strict --quiet --kube-version 1.33.0 "$chart" --values "$values" > "$out/lint" 2>&1 || fail "helm lint with ci/$name.yaml: $(cat "$out/lint")"
     render --values "$values" > "$out/$name.yaml" || fail "helm template with ci/$name.yaml"
+    ok
+done
+
+for values in "$here"/../samples/values-*.yaml; do
+    render --values "$values" > "$out/sample" || fail "helm template with $(basename "$values")"
     ok
 done
 
@@ -160,7 +170,7 @@ if [ -n "${ENVOY:-}" ]; then
         "$ENVOY" --mode validate -c "$out/data-plane.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
         has_no "$out/validated" 'Deprecated|deprecated'
     done
-    bash -n <(data "$out/envoy.yaml" drain.sh); ok
+    bash -n <(data "$out/envoy.yaml" drain.sh) || fail "drain.sh is not a script"; ok
 else
     skip "ENVOY is not set: the rendered Envoy configuration was not checked"
 fi
@@ -186,6 +196,12 @@ if [ -n "${KUBECONFIG:-}" ]; then
         kubectl apply --dry-run=server --filename "$out/$name.yaml" > "$out/applied" 2>&1 || fail "API server, ci/$name: $(cat "$out/applied")"
         has_no "$out/applied" 'Warning|would violate'
     done
+    for sample in mock vllm sglang; do
+        kubectl apply --namespace default --dry-run=server --filename "$here/../samples/$sample.yaml" > "$out/applied" 2>&1 || fail "API server, samples/$sample.yaml: $(cat "$out/applied")"
+        ok
+    done
+    kubectl apply --namespace serving --dry-run=server --filename "$here/../samples/mock.yaml" > "$out/applied" 2>&1
+    has_no "$out/applied" 'Warning|would violate'
     # What the ServiceAccount may do, asked of the API server itself.
     kubectl apply --filename <(render --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }
@@ -202,6 +218,7 @@ if [ -n "${KUBECONFIG:-}" ]; then
     ! listed other || fail "the ServiceAccount may list another Service"; ok
     kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
     # Notes are printed, and an upgrade keeps the keys.
+    installed=true
     helm install kvlane "$chart" --namespace serving > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'
     key() { kubectl --namespace serving get secret kvlane-operators -o jsonpath='{.data.admin}'; }
@@ -209,6 +226,7 @@ if [ -n "${KUBECONFIG:-}" ]; then
     helm upgrade kvlane "$chart" --namespace serving --set replicas=3 > /dev/null
     [ -n "$before" ] && [ "$before" = "$(key)" ] || fail "an upgrade replaced the operators' keys"; ok
     helm uninstall kvlane --namespace serving > /dev/null
+    installed=false
 else
     skip "KUBECONFIG is not set: no API server has seen the objects"
 fi
