@@ -72,9 +72,7 @@ impl Kind {
     /// The rule of a Role that grants what discovery does.
     pub(crate) fn rule(&self) -> String {
         let Self { group, resource, .. } = self;
-        format!(
-            "{{apiGroups: [\"{group}\"], resources: [\"{resource}\"], verbs: [\"get\", \"list\", \"watch\"]}}"
-        )
+        format!("{{apiGroups: [\"{group}\"], resources: [\"{resource}\"], verbs: [\"list\", \"watch\"]}}")
     }
 }
 

@@ -79,7 +79,7 @@ impl Failure {
                 Cause::Denied,
                 format!(
                     "cannot {verb} {what}: the API server answered 403{why}: grant the service account `{verb}` on \
-                     `{}` in namespace {} by a Role with the rule {} (deploy/helm/kvlane, templates/role.yaml)",
+                     `{}` in namespace {} by a Role with the rule {} (deploy/helm/kvlane, templates/rbac.yaml)",
                     of.kind.resource,
                     of.namespace,
                     of.kind.rule()

@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::Access;
-use crate::collection::{Collection, OBJECTIVES, OLD_OBJECTIVES, PODS, POOLS, SERVICES, SLICES};
+use crate::collection::{Collection, PODS, POOLS, SERVICES, SLICES};
 use crate::objects::{Objective, Pod, Pool, Service, Slice};
 use crate::state::{Now, State, Wanted, WatchId};
-use crate::watch::{Report, Watch, pause};
+use crate::watch::{Report, Watch, pause_unreachable};
 
 /// The least time between two publications. The first change of many is published at once, the rest together.
 const PUBLISH: Duration = Duration::from_millis(50);
@@ -68,9 +68,9 @@ struct Running {
 }
 
 /// Watches what the configuration names, and publishes the workers, until it is stopped.
-pub async fn run(config: Kubernetes, source: Source, fleet: Arc<Fleet>, stop: CancellationToken) {
+pub async fn run(config: &Kubernetes, source: Source, fleet: Arc<Fleet>, stop: CancellationToken) {
     let access = Access::new(config.kubeconfig.clone());
-    stop.run_until_cancelled(discover(config, access, source, fleet)).await;
+    stop.run_until_cancelled(discover(config.clone(), access, source, fleet)).await;
 }
 
 pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source, fleet: Arc<Fleet>) {
@@ -80,7 +80,7 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
             Ok((client, _)) => break client.default_namespace().to_owned(),
             Err(problem) => fail(&source, problem),
         }
-        sleep(pause(failures)).await;
+        sleep(pause_unreachable(failures)).await;
         failures += 1;
     };
     let (sender, mut receiver) = mpsc::channel(REPORTS_MAX);
@@ -132,7 +132,10 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
 impl Discovery {
     /// When something is to be done though nothing is reported.
     fn wake(&self) -> Option<Instant> {
-        let publish = self.published.filter(|_| self.changed && self.is_settled()).map(|at| at + PUBLISH);
+        if !self.is_settled() {
+            return None;
+        }
+        let publish = self.published.filter(|_| self.changed).map(|at| at + PUBLISH);
         publish.into_iter().chain(self.next).min()
     }
 
@@ -143,23 +146,25 @@ impl Discovery {
         else {
             return;
         };
+        watch.reported |= !matches!(report, Report::Contact);
         match &report {
             Report::Failed(problem) => watch.problem = Some(problem.clone()),
             Report::Absent(why) => {
-                if watch.absent.as_ref() != Some(why) {
-                    tracing::info!(why, "Kubernetes discovery does without");
-                    watch.absent = Some(why.clone());
-                }
                 (watch.problem, watch.contact) = (None, true);
+                let news = watch.absent.as_ref() != Some(why);
+                watch.absent = Some(why.clone());
+                // InferenceObjectives are in one of two groups, or in none.
+                let is_told = |watch: &Running| !watch.wanted.id.is_objectives() || watch.absent.is_some();
+                if news && self.watches.iter().filter(|watch| watch.wanted.id.view == id.view).all(is_told) {
+                    tracing::info!(why, "Kubernetes discovery does without");
+                }
             }
             Report::Contact => watch.contact = true,
             Report::Listed(_) | Report::Changed(_) | Report::Gone(_) => {
                 (watch.problem, watch.contact, watch.absent) = (None, true, None);
             }
         }
-        let contact_only = matches!(report, Report::Contact);
-        watch.reported |= !contact_only;
-        if contact_only || matches!(report, Report::Failed(_)) {
+        if matches!(report, Report::Contact | Report::Failed(_)) {
             return;
         }
         self.state.apply(id, report, Now { instant: Instant::now(), unix: unix_time() });
@@ -213,7 +218,7 @@ impl Discovery {
             kind if std::ptr::eq(kind, &SERVICES) => self.tasks.spawn(watch.run::<Service, _>(sender)),
             kind if std::ptr::eq(kind, &POOLS) => self.tasks.spawn(watch.run::<Pool, _>(sender)),
             kind => {
-                debug_assert!(std::ptr::eq(kind, &OBJECTIVES) || std::ptr::eq(kind, &OLD_OBJECTIVES));
+                debug_assert!(id.is_objectives(), "{kind:?}");
                 self.tasks.spawn(watch.run::<Objective, _>(sender))
             }
         }
@@ -235,10 +240,14 @@ impl Discovery {
         if is_due || self.next.is_some_and(|next| now >= next) {
             let assembled = self.state.targets(now);
             self.next = assembled.next;
-            self.fleet.discovery.objectives.store(Arc::new(self.state.objectives()));
-            // Without a single answer there is nothing to be said: no workers is not the same as not knowing.
-            if self.watches.iter().any(|watch| watch.problem.is_none()) {
+            // No workers is not the same as not knowing.
+            if self.state.is_known() {
                 self.source.put(assembled.targets);
+            }
+            let objectives = self.state.objectives();
+            if **self.fleet.discovery.objectives.load() != objectives {
+                tracing::info!(objectives = objectives.len(), "priorities of InferenceObjectives changed");
+                self.fleet.discovery.objectives.store(Arc::new(objectives));
             }
             self.changed = false;
             self.published = Some(now);

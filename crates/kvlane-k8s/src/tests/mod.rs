@@ -1,8 +1,12 @@
 //! Discovery against a small API server, in paused time.
 
+mod model;
 mod outages;
+mod pools;
 mod readiness;
 mod selectors;
+mod services;
+mod socket;
 
 use std::sync::Arc;
 use std::time::Duration;

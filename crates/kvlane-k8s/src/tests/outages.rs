@@ -18,7 +18,7 @@ async fn asks_little(world: &mut World) {
     let (server, before, began) = (world.server.clone(), world.server.asked().len(), Instant::now());
     world.until("a minute", |_, _| began.elapsed() > Duration::from_secs(60)).await;
     let asked = server.asked().len() - before;
-    assert!((8..=40).contains(&asked), "{asked} requests within a minute");
+    assert!((6..=45).contains(&asked), "{asked} requests within a minute");
 }
 
 #[tokio::test(start_paused = true)]
@@ -35,7 +35,7 @@ async fn an_api_server_that_is_away_leaves_the_fleet_as_it_was() {
     assert_eq!(world.seen.status().confirmed, confirmed, "the age of what is known is told");
     server.set_down(false);
     let back = world.until_urls(&["10.0.0.2:8000", "10.0.0.3:8000"]).await;
-    assert!(back <= Duration::from_millis(5100), "{back:?}");
+    assert!(back <= Duration::from_millis(2100), "{back:?}");
     assert_eq!(world.seen.status().problem, None);
 }
 
@@ -216,7 +216,7 @@ async fn a_right_that_lacks_is_named_with_the_rule_that_grants_it() {
         let expected = format!(
             "cannot {verb} pods in namespace serving: the API server answered 403 (pods is forbidden: User \"x\" cannot): \
              grant the service account `{verb}` on `pods` in namespace serving by a Role with the rule {{apiGroups: [\"\"], \
-             resources: [\"pods\"], verbs: [\"get\", \"list\", \"watch\"]}} (deploy/helm/kvlane, templates/role.yaml)"
+             resources: [\"pods\"], verbs: [\"list\", \"watch\"]}} (deploy/helm/kvlane, templates/rbac.yaml)"
         );
         assert_eq!(problem, expected);
         asks_little(&mut world).await;
