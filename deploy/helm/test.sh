@@ -25,6 +25,7 @@ ok() { checks=$((checks + 1)); }
 skip() { echo "skipped: $*"; }
 # The version of Kubernetes is given, because a helm that was built by `go install` takes a cluster for a very old one.
 render() { helm template kvlane "$chart" --namespace serving --kube-version 1.33.0 "$@"; }
+app=engines.selector.matchLabels.app
 # lines FILE PATTERN: how many lines match.
 lines() { grep -cE -- "$2" "$1" || true; }
 has() { grep -qE -- "$2" "$1" || fail "$(basename "$1") has no line that matches: $2"; ok; }
@@ -51,8 +52,9 @@ done
 
 # rejects WORDS ARGUMENTS: rendering must fail, and the message must have the words.
 rejects() {
-    local words=$1; shift
-    if render "$@" > "$out/rejected" 2>&1; then fail "accepted: $*"; fi
+    local words=$1 selector="--set $app=vllm"; shift
+    if [ "$1" = --no-selector ]; then selector=""; shift; fi
+    if render $selector "$@" > "$out/rejected" 2>&1; then fail "accepted: $*"; fi
     grep -qF -- "$words" "$out/rejected" || fail "rejected $* without saying '$words': $(cat "$out/rejected")"
     ok
 }
@@ -70,9 +72,10 @@ rejects "sha256" --set-json 'auth.keys=[{"name":"alice","sha256":"secret"}]'
 rejects "digest" --set image.digest=latest
 rejects "medium" --set snapshots.medium=disk
 rejects "listenAddress" --set listenAddress=127.0.0.1
-rejects "engines.selector is empty" --set engines.selector.matchLabels.app=null
+rejects "engines.selector is empty" --no-selector
 rejects "or neither" --set engines.prefillSelector.matchLabels.role=prefill
 rejects "llm-d.ai/role" --set mode=gateway-api,engines.prefillSelector.matchLabels.role=prefill
+rejects "select the engines' pods" --no-selector --set engines.discovery=dns,networkPolicy.engines.enabled=true --set 'engines.dns={http://a:1}'
 rejects "set engines.service" --set engines.discovery=service
 rejects "set engines.inferencePool" --set engines.discovery=inferencePool
 rejects "set engines.dns" --set engines.discovery=dns
@@ -113,16 +116,16 @@ has "$out/gateway-pool.yaml" 'resources: \[inferencepools\]'
 has_no "$out/gateway.yaml" 'endpointslices|inferencepools'
 [ "$(lines "$out/gateway-everything.yaml" '^kind: Role$')" = 2 ] || fail "two namespaces want two Roles"; ok
 has "$out/gateway-everything.yaml" 'prefill_selector: role=prefill$'
-render --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
+render --set $app=vllm --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
 has "$out/selector.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
 has_no "$out/gateway-everything.yaml" ' selector: app='
 # The grace period of the pod is the sum of kvlane's two and ten seconds.
-render --set shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
+render --set $app=vllm,shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
 has "$out/shutdown.yaml" 'terminationGracePeriodSeconds: 117'
 has "$out/shutdown.yaml" 'shutdown_delay: 7s'
 has "$out/shutdown.yaml" 'shutdown_grace: 100s'
 # A change that a reload takes does not roll the pods; one that needs a restart does.
-restart_checksum() { render "$@" --show-only templates/workload.yaml | grep checksum/needs-restart; }
+restart_checksum() { render --set $app=vllm "$@" --show-only templates/workload.yaml | grep checksum/needs-restart; }
 before=$(restart_checksum)
 [ "$before" = "$(restart_checksum --set config.routing.queue_size=50)" ] || fail "a change that needs no restart rolls the pods"; ok
 [ "$before" != "$(restart_checksum --set config.tokens.source=engine)" ] || fail "a change that needs a restart does not roll the pods"; ok
@@ -203,27 +206,27 @@ if [ -n "${KUBECONFIG:-}" ]; then
     kubectl apply --namespace serving --dry-run=server --filename "$here/../samples/mock.yaml" > "$out/applied" 2>&1
     has_no "$out/applied" 'Warning|would violate'
     # What the ServiceAccount may do, asked of the API server itself.
-    kubectl apply --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl apply --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }
     for question in "list pods serving yes" "watch pods serving yes" "get pods serving no" "delete pods serving no" "list secrets serving no" \
         "list pods default no" "list endpointslices.discovery.k8s.io serving no"; do
         read -r verb resource namespace answer <<< "$question"
         [ "$(can "$verb" "$resource" "$namespace")" = "$answer" ] || fail "may the ServiceAccount $verb $resource in $namespace? not $answer"; ok
     done
-    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl delete --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     # One object by its name, and no other.
-    kubectl apply --filename <(render --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
+    kubectl apply --filename <(render --set $app=vllm --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
     listed() { kubectl get services --namespace serving --field-selector "metadata.name=$1" --as system:serviceaccount:serving:kvlane > /dev/null 2>&1; }
     listed vllm || fail "the ServiceAccount may not list the Service of the engines"; ok
     ! listed other || fail "the ServiceAccount may list another Service"; ok
-    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl delete --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     # Notes are printed, and an upgrade keeps the keys.
     installed=true
-    helm install kvlane "$chart" --namespace serving > "$out/notes"
+    helm install kvlane "$chart" --namespace serving --set $app=vllm > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'
     key() { kubectl --namespace serving get secret kvlane-operators -o jsonpath='{.data.admin}'; }
     before=$(key)
-    helm upgrade kvlane "$chart" --namespace serving --set replicas=3 > /dev/null
+    helm upgrade kvlane "$chart" --namespace serving --set $app=vllm,replicas=3 > /dev/null
     [ -n "$before" ] && [ "$before" = "$(key)" ] || fail "an upgrade replaced the operators' keys"; ok
     helm uninstall kvlane --namespace serving > /dev/null
     installed=false
