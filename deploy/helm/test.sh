@@ -27,6 +27,9 @@ has_no() { ! grep -nE -- "$2" "$1" || fail "$(basename "$1") has a line that mat
 # data FILE KEY: a block of a ConfigMap.
 data() { awk -v key="  $2: |" '$0 == key { on = 1; next } on && /^ ? ? ?[^ ]/ { exit } on { print substr($0, 5) }' "$1"; }
 
+# certificate KEY CERTIFICATE: writes a key and its self-signed certificate.
+certificate() { openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=test -days 1 -keyout "$1" -out "$2" 2> /dev/null; }
+
 # === Rendering ===
 
 for values in "$chart"/ci/*.yaml; do
@@ -58,6 +61,8 @@ rejects "digest" --set image.digest=latest
 rejects "medium" --set snapshots.medium=disk
 rejects "listenAddress" --set listenAddress=127.0.0.1
 rejects "engines.selector is empty" --set engines.selector.matchLabels.app=null
+rejects "or neither" --set engines.prefillSelector.matchLabels.role=prefill
+rejects "llm-d.ai/role" --set mode=gateway-api,engines.prefillSelector.matchLabels.role=prefill
 rejects "set engines.service" --set engines.discovery=service
 rejects "set engines.inferencePool" --set engines.discovery=inferencePool
 rejects "set engines.dns" --set engines.discovery=dns
@@ -96,7 +101,10 @@ has "$out/gateway-service.yaml" 'resources: \[endpointslices\]'
 has "$out/gateway-pool.yaml" 'resources: \[inferencepools\]'
 has_no "$out/gateway.yaml" 'endpointslices|inferencepools'
 [ "$(lines "$out/gateway-everything.yaml" '^kind: Role$')" = 2 ] || fail "two namespaces want two Roles"; ok
-has "$out/gateway-everything.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
+has "$out/gateway-everything.yaml" 'prefill_selector: role=prefill$'
+render --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
+has "$out/selector.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
+has_no "$out/gateway-everything.yaml" ' selector: app='
 # The grace period of the pod is the sum of kvlane's two and ten seconds.
 render --set shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
 has "$out/shutdown.yaml" 'terminationGracePeriodSeconds: 117'
@@ -123,16 +131,13 @@ fi
 # === kvlane and Envoy read what is rendered ===
 
 if [ -n "${KVLANE:-}" ]; then
-    # The files that the pods mount.
-    mkdir -p "$out/keys"
+    # The files that the pods mount, but for the model's tokenizer.
+    mkdir -p "$out/keys" "$out/tls"
     printf 'operator admin %064d\n' 1 > "$out/keys/keys"
+    certificate "$out/tls/tls.key" "$out/tls/tls.crt"
     for values in "$chart"/ci/*.yaml; do
         name=$(basename "$values" .yaml)
-        data "$out/$name.yaml" config.yaml | sed "s|/etc/kvlane/keys|$out/keys|" > "$out/config.yaml"
-        case $name in
-            # Their certificates and tokenizers are not here.
-            *-everything) sed -i -e '/^tls:/,/^[^ ]/{/^tls:/d;/certificate:/d;/private_key:/d}' -e '/^  path: .models/d' "$out/config.yaml" ;;
-        esac
+        data "$out/$name.yaml" config.yaml | sed -e "s|/etc/kvlane/keys|$out/keys|; s|/etc/kvlane/tls|$out/tls|" -e '\|path: /models|d' > "$out/config.yaml"
         "$KVLANE" check --config "$out/config.yaml" > "$out/check" 2>&1 || fail "kvlane check, ci/$name: $(cat "$out/check")"
         ok
     done
@@ -140,10 +145,10 @@ else
     skip "KVLANE is not set: the rendered configurations were not checked"
 fi
 if [ -n "${ENVOY:-}" ]; then
-    openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=test -days 1 -keyout /dev/null -out "$out/ca.crt" 2> /dev/null
+    certificate /dev/null "$out/ca.crt"
     for name in envoy envoy-everything envoy-cleartext; do
-        data "$out/$name.yaml" envoy.yaml | sed "s|/etc/picker-tls/ca.crt|$out/ca.crt|" > "$out/envoy.json.yaml"
-        "$ENVOY" --mode validate -c "$out/envoy.json.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
+        data "$out/$name.yaml" envoy.yaml | sed "s|/etc/picker-tls/ca.crt|$out/ca.crt|" > "$out/data-plane.yaml"
+        "$ENVOY" --mode validate -c "$out/data-plane.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
         has_no "$out/validated" 'Deprecated|deprecated'
     done
     bash -n <(data "$out/envoy.yaml" drain.sh); ok
@@ -173,14 +178,20 @@ if [ -n "${KUBECONFIG:-}" ]; then
         has_no "$out/applied" 'Warning|would violate'
     done
     # What the ServiceAccount may do, asked of the API server itself.
-    kubectl apply --filename <(render --show-only templates/rbac.yaml) > /dev/null
+    kubectl apply --filename <(render --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }
     for question in "list pods serving yes" "watch pods serving yes" "get pods serving no" "delete pods serving no" "list secrets serving no" \
         "list pods default no" "list endpointslices.discovery.k8s.io serving no"; do
         read -r verb resource namespace answer <<< "$question"
         [ "$(can "$verb" "$resource" "$namespace")" = "$answer" ] || fail "may the ServiceAccount $verb $resource in $namespace? not $answer"; ok
     done
-    kubectl delete --filename <(render --show-only templates/rbac.yaml) > /dev/null
+    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    # One object by its name, and no other.
+    kubectl apply --filename <(render --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
+    listed() { kubectl get services --namespace serving --field-selector "metadata.name=$1" --as system:serviceaccount:serving:kvlane > /dev/null 2>&1; }
+    listed vllm || fail "the ServiceAccount may not list the Service of the engines"; ok
+    ! listed other || fail "the ServiceAccount may list another Service"; ok
+    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
     # Notes are printed, and an upgrade keeps the keys.
     helm install kvlane "$chart" --namespace serving > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'

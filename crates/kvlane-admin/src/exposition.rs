@@ -24,6 +24,7 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     read_clients(metrics, proxy);
     read_feeds(metrics, proxy, proxy.fleet.clock.now());
     read_pools(metrics, &proxy.fleet.pools());
+    read_empty_pools(metrics, proxy);
     read_tokenizers(metrics, proxy);
     discovery::read(&proxy.fleet);
     metrics.panics.read();
@@ -43,6 +44,16 @@ fn read_clients(metrics: &Metrics, proxy: &Proxy) {
         .into_iter()
         .map(|(spec, keys, in_flight)| (spec.key.clone(), spec.model.clone(), keys, in_flight));
     metrics.limits.set(proxy.memory.held(), entries);
+}
+
+fn read_empty_pools(metrics: &Metrics, proxy: &Proxy) {
+    metrics.requests.waiting_for_endpoints.clear();
+    for (model, requests) in proxy.fleet.waiting_for_endpoints() {
+        let model = ModelLabel { model: model.to_string() };
+        metrics.requests.waiting_for_endpoints.get_or_create(&model).set(requests.into());
+        // A counter that is there from the start shows its first increment to `increase()`.
+        let _ = metrics.requests.requests_without_endpoint.get_or_create(&model);
+    }
 }
 
 fn read_feeds(metrics: &Metrics, proxy: &Proxy, now: Nanos) {

@@ -268,6 +268,7 @@ impl Controller {
         for (pool, endpoint) in self.endpoints_of(id) {
             pool.step(Input::Draining { endpoint: endpoint.id, draining });
         }
+        self.fleet.endpoints_changed();
     }
 
     async fn let_go(self: Arc<Self>, drained: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Arc<Worker>>>>) {
@@ -551,6 +552,7 @@ fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
     for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
         pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }
+    fleet.endpoints_changed();
     fleet
         .metrics
         .workers

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::discovery::Discovery;
+use crate::empty_pools::EmptyPools;
 use crate::metrics::Metrics;
 use crate::pool::ModelPool;
 use crate::readiness::Start;
@@ -37,6 +38,8 @@ pub struct Fleet {
     pub recordings: RecordingWriter,
     /// Workers that others name while the gateway runs.
     pub discovery: Discovery,
+    /// Models without an endpoint, and the requests that wait for one.
+    pub empty_pools: EmptyPools,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
     /// The gateway ends soon; its clients should leave.
@@ -75,6 +78,7 @@ impl Fleet {
             tokenizers,
             recordings: RecordingWriter::default(),
             discovery: Discovery::default(),
+            empty_pools: EmptyPools::default(),
             reloads: Reloads::default(),
             stopping: AtomicBool::new(false),
             start: Start::default(),
@@ -147,6 +151,7 @@ impl Fleet {
         let mut snapshot = Snapshot::clone(&self.snapshot.load());
         change(&mut snapshot);
         self.snapshot.store(Arc::new(snapshot));
+        self.endpoints_changed();
     }
 
     /// All workers, by id.

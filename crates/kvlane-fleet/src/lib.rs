@@ -7,6 +7,7 @@
 
 pub mod clock;
 pub mod discovery;
+pub mod empty_pools;
 pub mod feed;
 pub mod file_watch;
 pub mod first_tokens;

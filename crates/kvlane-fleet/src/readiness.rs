@@ -97,8 +97,10 @@ impl Fleet {
             note(self.sources_awaited(), sources);
             note(self.workers_awaited(), workers);
         }
+        // With a timeout, requests for an empty pool are kept until it has an endpoint: they must be able to arrive.
+        let keeps_requests = !self.settings().routing.empty_pool_timeout.is_zero();
         let serves = || self.pools().iter().any(|pool| pool.takes_requests());
-        if !serves() {
+        if !keeps_requests && !serves() {
             let problem = Some("no endpoint takes requests".to_owned());
             waits_for.push(Unmet { what: "endpoint", name: String::new(), problem });
         }

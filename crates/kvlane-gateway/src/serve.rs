@@ -50,6 +50,8 @@ use crate::config::Config;
 use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
+/// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Cores for which one thread applies KV events.
 const CORES_PER_APPLIER: usize = 8;
 
@@ -152,7 +154,15 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_picker(config: Config) -> io::Result<Self> {
-        Self::start_as(Mode::Picker, config, 1.0)
+        Self::start_picker_at_speed(config, 1.0)
+    }
+
+    /// Like [`Serving::start_picker`], in front of mock engines as in [`Serving::start_at_speed`].
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_picker_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        Self::start_as(Mode::Picker, config, speed)
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
@@ -396,6 +406,10 @@ impl Serving {
             () = hurry => false,
         };
         self.stop.cancel();
+        if !drained && self.fleet.empty_pools.close() {
+            // They are answered instead of being cut.
+            let _ = timeout(ANSWER_WITHIN, self.connections.wait()).await;
+        }
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // The recordings are complete before shutdown is reported.

@@ -88,9 +88,13 @@ async fn readiness_waits_for_the_first_probe_of_each_worker() {
 }
 
 #[tokio::test]
-async fn without_an_endpoint_a_gateway_is_not_ready() {
+async fn without_an_endpoint_only_a_gateway_that_keeps_requests_is_ready() {
     let gateway = starting(config(), Vec::new());
     waits_only_for(&gateway, "endpoint", "").await;
+    let mut keeps = Config::clone(&gateway.serving().config());
+    keeps.routing.empty_pool_timeout = Duration::from_secs(60);
+    gateway.serving().reload(keeps).expect("right");
+    is_ready(&gateway).await;
     gateway.end().await;
 }
 

@@ -86,7 +86,7 @@ struct Shared {
 pub struct Discovery {
     sources: Mutex<Vec<Seen>>,
     /// Priorities by objective name (`InferenceObjective` resources).
-    pub objectives: ArcSwap<BTreeMap<String, i8>>,
+    pub objectives: Arc<ArcSwap<BTreeMap<String, i8>>>,
 }
 
 // === impl Discovery ===
@@ -128,12 +128,18 @@ impl Discovery {
 impl Source {
     /// Replaces all that the source names. It is up to date now.
     pub fn publish(&self, targets: Targets) {
+        self.confirm();
+        self.put(targets);
+    }
+
+    /// Replaces all that the source names. Whether it is up to date is said apart: a source with several parts may
+    /// know a change of one part while it cannot reach another.
+    pub fn put(&self, targets: Targets) {
         {
             let mut status = self.shared.status();
             status.workers = targets.workers.len();
             status.left_out.clone_from(&targets.problems);
         }
-        self.confirm();
         self.targets.send_if_modified(|before| {
             let changed = before.as_deref() != Some(&targets);
             if changed {
