@@ -12,6 +12,7 @@ pub mod history;
 mod page;
 mod query;
 mod readiness;
+mod signals;
 mod whatif;
 mod workers;
 
