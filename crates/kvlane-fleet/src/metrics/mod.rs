@@ -33,7 +33,11 @@ pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
     Continued, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel, RequestLabels,
+<<<<<<< HEAD
     SelectionLabels, SourceLabel, TokensLabel, WorkerLabel, WorkerLabels,
+=======
+    SelectionLabels, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
+>>>>>>> lifecycle
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
