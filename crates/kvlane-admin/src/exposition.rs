@@ -14,11 +14,8 @@ use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
-<<<<<<< HEAD
 use crate::discovery;
-=======
 use crate::signals::{self, UsualRequest};
->>>>>>> lifecycle
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
