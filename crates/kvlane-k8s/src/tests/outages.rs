@@ -242,6 +242,22 @@ async fn one_namespace_that_is_forbidden_costs_no_worker_of_another() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_first_publication_waits_a_while_for_all_parts() {
+    let server = server_with(1);
+    server.set(&PODS, "other", pod("o", "10.0.9.1"));
+    server.fault("namespaces/other", 3, Fault::Status(500, "not yet"));
+    let config = Kubernetes { namespaces: vec!["serving".into(), "other".into()], ..by_selector() };
+    let mut world = World::new(&server, config.clone());
+    world.until_urls(&["10.0.0.1:8000", "10.0.9.1:8000"]).await;
+    assert_eq!(world.published, 1);
+    server.fault("namespaces/other", usize::MAX, Fault::Status(500, "not ever"));
+    let mut world = World::new(&server, config);
+    let waited = world.until("a part", |targets, _| told(targets) == ["10.0.0.1:8000"]).await;
+    assert!((9..=11).contains(&waited.as_secs()), "{waited:?}");
+    assert!(world.seen.status().problem.is_some_and(|problem| problem.contains("not ever")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn long_lists_come_in_pages_and_count_as_a_whole() {
     let server = server_with(1200);
     server.fault("continue=from%2F500", 1, Fault::Status(410, "the continue token is too old"));

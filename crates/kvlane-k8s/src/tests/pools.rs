@@ -99,6 +99,17 @@ async fn a_definition_that_is_not_installed_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objectives_that_cannot_be_read_hold_nothing_back() {
+    let server = server_with(1);
+    server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
+    server.fault("inferenceobjectives", usize::MAX, Fault::Status(500, "conversion webhook failed"));
+    let mut world = World::new(&server, by_pool());
+    let took = world.until("the pod", |targets, _| told(targets) == ["10.0.0.1:8000"]).await;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    world.until_problem("cannot list inferenceobjectives in namespace serving").await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn objectives_of_both_groups_have_priorities() {
     let server = server_with(1);
     server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));

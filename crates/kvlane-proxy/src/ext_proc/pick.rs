@@ -110,7 +110,6 @@ impl Picker {
         let lease = proxy.place(&routed, 0, &excluded).await;
         let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
-            tracing::warn!(worker = &*lease.worker.url, "the host name of the worker cannot be resolved");
             return Err(no_endpoint(proxy, routed.served.name().into()));
         };
         let mut addresses = vec![first];
