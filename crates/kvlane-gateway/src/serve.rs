@@ -154,7 +154,15 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_picker(config: Config) -> io::Result<Self> {
-        Self::start_as(Mode::Picker, config, 1.0)
+        Self::start_picker_at_speed(config, 1.0)
+    }
+
+    /// Like [`Serving::start_picker`], in front of mock engines as in [`Serving::start_at_speed`].
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_picker_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        Self::start_as(Mode::Picker, config, speed)
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and

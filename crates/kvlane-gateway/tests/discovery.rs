@@ -132,7 +132,7 @@ async fn another_engine_at_a_url_is_probed_and_nothing_is_known_of_its_cache() {
     assert!(blocks(&gateway, first.id) > 0);
 
     // The old one still answers a request while the new one joins.
-    let (client, mut call) = gateway.stream(&a, "1").await;
+    let (mut client, call) = gateway.stream(&a, "1").await;
     a.set_healthy(false);
     apply(&gateway, &[pod(a.url(), "second")]);
     assert!(first.state().leaving);

@@ -110,8 +110,7 @@ impl Picker {
         let lease = proxy.place(&routed, 0, &excluded).await;
         let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
-            tracing::warn!(worker = &*lease.worker.url, "the host name of the worker cannot be resolved");
-            return Err(no_endpoint(proxy, routed.served.name().into()));
+            return Err(no_endpoint(proxy));
         };
         let mut addresses = vec![first];
         for other in self.fallbacks(&routed, &lease, &excluded) {
