@@ -269,7 +269,10 @@ async fn a_reload_leaves_a_url_with_the_source_that_named_it_first() {
     assert_eq!(worker(&gateway, &a.url()).id, first);
     assert_eq!(shown(&gateway, &a.url()).await["also_named_by"], json!([]));
 
-    gateway.serving().reload(with(vec![WorkerSpec::new(a.url())])).expect("right");
+    let other = WorkerSpec { model: Some("other".into()), ..WorkerSpec::new(a.url()) };
+    let reloaded = gateway.serving().reload(with(vec![other])).expect("right");
+    assert_eq!((reloaded.joining, reloaded.replaced), (vec![], vec![]));
+    assert_eq!(worker(&gateway, &a.url()).id, first);
     apply(&gateway, &[]);
     eventually("it is the configuration's", || worker(&gateway, &a.url()).is_configured()).await;
     serves(&gateway, 1).await;
@@ -439,8 +442,12 @@ async fn the_workers_of_a_file_serve_until_their_successors_do() {
     std::fs::write(&file, listed(&[b.url()])).expect("written");
     eventually("it waits again", || !worker(&gateway, &a.url()).state().successors.is_empty()).await;
     assert_eq!(eligible(&gateway), 1);
+    let same = Config::clone(&gateway.serving().config());
+    gateway.serving().reload(same).expect("right");
     b.set_healthy(true);
     eventually("the other one serves", || urls(&gateway) == [b.url()]).await;
+    let left = gateway.metric(r#"kvlane_discovery_leaves_total{source="file"}"#).await;
+    assert_eq!(left, Some(2.0), "once for each time that the file named it no longer");
     gateway.end().await;
 }
 

@@ -110,7 +110,7 @@ impl Picker {
         let lease = proxy.place(&routed, 0, &excluded).await;
         let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
-            return Err(no_endpoint(proxy));
+            return Err(no_endpoint(proxy, routed.served.name().into()));
         };
         let mut addresses = vec![first];
         for other in self.fallbacks(&routed, &lease, &excluded) {

@@ -10,6 +10,7 @@ use super::row::rows;
 use crate::metrics::histogram::Histogram;
 use crate::metrics::labels::{
     ContinuedLabel, HedgeLabel, HistogramFamily, ModelLabel, RequestLabels, ShedLabel, StageLabels,
+    StatLabels,
 };
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -76,6 +77,22 @@ rows! {
         help: "Requests in the queue",
         meaning: "Requests in the queue",
         worry: "it stays above 0: the fleet is full",
+    },
+
+    pub queue: Family<StatLabels, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model", "stat"],
+        help: "Prefill work in flight at an endpoint, by its learned rate",
+        meaning: "Prefill work in flight at an endpoint, by its learned rate: what a new request waits for there. `stat` is `min`, `mean` or `max` over the endpoints that take requests ([autoscaling](autoscaling.md))",
+        worry: "`min` is above your target for the time to first token: every endpoint is too busy",
+    },
+
+    pub predicted_ttft: Family<StatLabels, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model", "stat"],
+        help: "Predicted time to first token of a request of usual size, placed now",
+        meaning: "Predicted time to first token of a request like the mean of the last 128, placed now: by the learned rates, with the queue of the endpoint and the usual share of cached tokens. `stat` is `min`, `mean` or `max` over the endpoints that take requests; absent with `routing.receipts: 0` ([autoscaling](autoscaling.md))",
+        worry: "`min` nears your target: add endpoints",
     },
 
     pub waiting_for_endpoints: Family<ModelLabel, Gauge> {
