@@ -240,7 +240,7 @@ async fn a_right_that_lacks_is_named_with_the_rule_that_grants_it() {
         let expected = format!(
             "cannot {verb} pods in namespace serving: the API server answered 403 (pods is forbidden: User \"x\" cannot): \
              grant the service account `{verb}` on `pods` in namespace serving by a Role with the rule {{apiGroups: [\"\"], \
-             resources: [\"pods\"], verbs: [\"list\", \"watch\"]}} (deploy/helm/kvlane, templates/rbac.yaml)"
+             resources: [\"pods\"], verbs: [\"list\", \"watch\"]}} (deploy/helm/kvlane, templates/role.yaml)"
         );
         assert_eq!(problem, expected);
         asks_little(&mut world).await;
