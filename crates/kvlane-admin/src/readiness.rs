@@ -10,6 +10,7 @@ use kvlane_proxy::body::{Body, json_response};
 use kvlane_proxy::error::ApiError;
 use serde_json::{Value, json};
 
+use crate::discovery;
 use crate::query::percent_decoded;
 
 /// Whether new requests should be sent here; workers and their problems are listed only if the caller may see them
@@ -74,7 +75,8 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
         &json!({
             "ready": ready, "stopping": stopping, "waits_for": verdict.describe_waits(),
             "given_up": verdict.describe_given_up(), "pools": pools, "down": down, "kv_events": feeds,
-            "mismatched": mismatched, "configuration": fleet.reloads.describe(),
+            "mismatched": mismatched, "discovery": discovery::describe(fleet),
+            "configuration": fleet.reloads.describe(),
         }),
     )
 }

@@ -23,7 +23,7 @@ use crate::recording_writer::config::Recorder;
 use crate::reloads::Reloads;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
-use crate::tokenize::Tokenizers;
+use crate::tokenize::{Places, Tokenizers};
 use crate::worker::{Worker, WorkerId};
 
 /// The fleet and what all threads of a gateway share.
@@ -187,7 +187,7 @@ impl Fleet {
     }
 
     /// Decides how the pool of `model` counts tokens, which may load a tokenizer: on a thread of its own.
-    pub async fn settle_counting(self: &Arc<Self>, model: &str, root: Option<String>) {
+    pub async fn settle_counting(self: &Arc<Self>, model: &str, places: Places) {
         if self.tokenizers.is_settled(model) {
             return;
         }
@@ -195,7 +195,7 @@ impl Fleet {
         let settled = tokio::task::spawn_blocking(move || {
             let settings = fleet.settings();
             let pools = &settings.routing.pools;
-            fleet.tokenizers.settle(&settings.tokens, pools, &model, root.as_deref());
+            fleet.tokenizers.settle(&settings.tokens, pools, &model, &places);
         });
         if settled.await.is_err() {
             tracing::error!("loading a tokenizer panicked; tokens are estimated");

@@ -132,11 +132,11 @@ impl Fleet {
         }
     }
 
-    /// Sources that have not published yet.
+    /// Sources that have not published yet, or whose workers have not been added.
     fn sources_awaited(&self) -> Vec<Unmet> {
         let sources = self.discovery.sources();
         let statuses = sources.iter().map(|source| (source.name(), source.status()));
-        let silent = statuses.filter(|(_, status)| status.confirmed.is_none());
+        let silent = statuses.filter(|(_, status)| !status.applied);
         silent
             .map(|(name, status)| Unmet { what: "discovery", name: name.into(), problem: status.problem })
             .collect()

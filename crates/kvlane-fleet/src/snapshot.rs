@@ -52,8 +52,11 @@ impl Snapshot {
 
     /// The endpoints of a worker, each with its pool: one for each of its ranks in each pool.
     pub fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
-        let own = self.endpoints().filter(|(_, endpoint)| endpoint.worker.id == worker);
-        own.map(|(pool, endpoint)| (Arc::clone(pool), endpoint)).collect()
+        let of_pool = |pool: &Arc<ModelPool>| {
+            let own = pool.endpoints_of(worker).into_iter().filter_map(|id| pool.endpoint(id));
+            own.map(|endpoint| (Arc::clone(pool), endpoint)).collect::<Vec<_>>()
+        };
+        self.pools.iter().flat_map(of_pool).collect()
     }
 
     /// All endpoints, each with its pool.

@@ -47,6 +47,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
 /// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
@@ -71,6 +72,8 @@ pub struct Serving {
     /// The last quarter of an hour.
     pub history: Arc<History>,
     config: ArcSwap<Config>,
+    /// Find workers.
+    pub(crate) sources: Sources,
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
     /// Asks clients to leave.
@@ -151,7 +154,15 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_picker(config: Config) -> io::Result<Self> {
-        Self::start_as(Mode::Picker, config, 1.0)
+        Self::start_picker_at_speed(config, 1.0)
+    }
+
+    /// Like [`Serving::start_picker`], in front of mock engines as in [`Serving::start_at_speed`].
+    ///
+    /// # Errors
+    /// As for [`Serving::start`].
+    pub fn start_picker_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        Self::start_as(Mode::Picker, config, speed)
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
@@ -206,6 +217,7 @@ impl Serving {
         };
         let control = runtime()?;
         let sockets = runtime()?;
+        let discovery = runtime()?;
         let appliers =
             (0..cores().div_ceil(CORES_PER_APPLIER)).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
         let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
@@ -315,9 +327,18 @@ impl Serving {
             threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
         }
         threads.push(thread("control", control, kill.clone(), work)?);
+        let sources = Sources::new(
+            Arc::clone(&fleet),
+            Arc::clone(&controller),
+            discovery.handle().clone(),
+            kill.child_token(),
+        );
+        threads.push(thread("discovery", discovery, kill.clone(), std::future::ready(()))?);
         for spec in &workers {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
+        // After the configuration's workers: a URL that both name is theirs.
+        sources.configure(&config.discovery);
         Ok(Self {
             address,
             health_address,
@@ -327,6 +348,7 @@ impl Serving {
             controller,
             history,
             config: ArcSwap::from_pointee(config),
+            sources,
             reloading: Mutex::default(),
             retire,
             stop,
@@ -459,7 +481,7 @@ fn thread(
 }
 
 /// Threads that requests can do without.
-const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
+const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
 
 /// Identifies a file: a new one takes its place each time it is written.
 fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {

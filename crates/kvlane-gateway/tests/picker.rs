@@ -379,3 +379,29 @@ async fn a_request_that_passes_by_counts_until_its_answer_should_have_ended() {
     plane.close().await;
     picker.end().await;
 }
+
+#[tokio::test]
+async fn an_objective_of_the_cluster_names_a_priority_and_slo_headers_shed_what_is_less_than_that() {
+    let [engine] = engines().await;
+    let picker = TestGateway::picker(config(), &[&engine]).await;
+    let plane = picker.data_plane().await;
+    let objectives = [("batch".to_owned(), -7), ("chat".to_owned(), 30)].into();
+    picker.fleet().discovery.objectives.store(std::sync::Arc::new(objectives));
+    for (header, objective, priority) in [
+        ("x-llm-d-inference-objective", "chat", 30),
+        ("x-gateway-inference-objective", "batch", -7),
+        ("x-llm-d-inference-objective", "unknown", 0),
+    ] {
+        let outcome = plane.pick(CHAT, &[(header, objective)], &chat("m", "hi")).await;
+        assert_eq!(outcome.status(), None);
+        assert_eq!(picker.decisions().await[0]["priority"], priority, "{objective}");
+    }
+    let impossible = [("x-llm-d-slo-ttft-ms", "0"), ("x-llm-d-inference-objective", "batch")];
+    let outcome = plane.pick(CHAT, &impossible, &chat("m", "hi")).await;
+    let (status, _, body) = outcome.immediate.expect("an answer");
+    assert!(status == 429 && body.contains("slo_missed"), "{status} {body}");
+    let outcome = plane.pick(CHAT, &impossible[..1], &chat("m", "hi")).await;
+    assert_eq!(outcome.status(), None, "only what has a negative priority is shed");
+    plane.close().await;
+    picker.shut_down().await;
+}

@@ -158,6 +158,9 @@ fn rejection_text(why: Rejection) -> &'static str {
         Rejection::QueueFull => "too many requests are waiting for this model: try again later",
         Rejection::QueueTimeout => "the request waited too long in the queue: try again later",
         Rejection::BudgetSpent => "the retry budget is spent: try again later",
+        Rejection::SloMissed => {
+            "no endpoint can meet the latency objectives of this request, whose priority is negative: try again later"
+        }
     }
 }
 
@@ -248,6 +251,7 @@ impl ApiError {
         Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
         Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
         Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
+        Self::Rejected { why: Rejection::SloMissed, .. } => "slo_missed",
         Self::RateLimited(_) => "rate_limited",
         Self::Upstream { .. } => "upstream_error",
         Self::KillsEngines { .. } => "request_fails_engines",

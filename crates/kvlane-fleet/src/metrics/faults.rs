@@ -37,10 +37,11 @@ struct Recent {
 }
 
 /// Reasons to shed a request; each is the `code` of the client's error.
-const REASONS: [(Rejection, &str); 3] = [
+const REASONS: [(Rejection, &str); 4] = [
     (Rejection::QueueFull, "queue_full"),
     (Rejection::QueueTimeout, "queue_timeout"),
     (Rejection::BudgetSpent, "retry_budget_spent"),
+    (Rejection::SloMissed, "slo_missed"),
 ];
 
 // === impl Shed ===

@@ -101,6 +101,12 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
+        if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
+            return wrong(
+                "discovery.kubernetes.enabled",
+                "this build cannot watch Kubernetes: build kvlane with its feature `kubernetes`".into(),
+            );
+        }
         Timings::read(&self.routing)?;
         if self.routing.pools.contains_key("") {
             return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());

@@ -18,7 +18,8 @@ mod observe;
 mod pick;
 pub mod unobserved;
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Once};
 
 use crate::ext_proc::config::EndpointPicker;
 use crate::ext_proc::destination::Names;
@@ -37,6 +38,10 @@ pub struct Picker {
     names: Names,
     /// It answers health checks only.
     health_only: bool,
+    /// The data plane has sent an answer.
+    sees_answers: AtomicBool,
+    told_bodies: Once,
+    told_answers: Once,
 }
 
 // === impl Picker ===
@@ -44,7 +49,16 @@ pub struct Picker {
 impl Picker {
     /// A picker on one thread.
     pub fn new(service: Arc<Service>, unobserved: Arc<Unobserved>, config: EndpointPicker) -> Self {
-        Self { service, unobserved, config, names: Names::default(), health_only: false }
+        Self {
+            service,
+            unobserved,
+            config,
+            names: Names::default(),
+            health_only: false,
+            sees_answers: AtomicBool::new(false),
+            told_bodies: Once::new(),
+            told_answers: Once::new(),
+        }
     }
 
     /// The same picker, which answers health checks only.

@@ -39,6 +39,8 @@ pub(super) struct Picked {
     /// The request in flight.
     pub(super) lease: Lease,
     pub(super) routed: Routed,
+    /// When it was placed.
+    pub(super) at: Instant,
     /// The body to send on, if it differs from the client's.
     pub(super) body: Option<Bytes>,
     /// The addresses that the data plane may use, the chosen one first.
@@ -108,7 +110,6 @@ impl Picker {
         let lease = proxy.place(&routed, 0, &excluded).await;
         let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
-            tracing::warn!(worker = &*lease.worker.url, "the host name of the worker cannot be resolved");
             return Err(no_endpoint(proxy, routed.served.name().into()));
         };
         let mut addresses = vec![first];
@@ -126,6 +127,7 @@ impl Picker {
             set,
             remove,
             routed,
+            at: Instant::now(),
         })))
     }
 

@@ -82,6 +82,9 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("tls-key-path", "tls.private_key"),
     flag("otlp-traces-endpoint", "tracing.endpoint").variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     flag("no-kv-events", "kv_events.enabled").switch("false", "Do not read the KV events of workers"),
+    flag("service-discovery", "discovery.kubernetes.enabled")
+        .switch("true", "Discover workers in Kubernetes: `--selector` or another flag names the pods"),
+    flag("workers-file", "discovery.workers_file"),
     flag("grpc-host", "epp.host"),
     flag("grpc-port", "epp.port"),
     flag("grpc-health-port", "epp.health_port"),

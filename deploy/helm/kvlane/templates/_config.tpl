@@ -20,11 +20,11 @@
 {{- $_ := set $config "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key") }}
 {{- end }}
 {{- else }}
-{{- $epp := dict "host" $v.listenAddress "port" 9002 "health_port" 9003 "responses" $v.picker.responses "fallbacks" (int $v.picker.fallbacks) }}
+{{- $epp := dict "host" $v.listenAddress "port" 9002 "health_port" 9003
+      "secure_serving" (ne $v.picker.tls.mode "off") "observe_responses" (eq $v.picker.responses "observe") "fallbacks" (int $v.picker.fallbacks) }}
 {{- if eq $v.picker.tls.mode "secret" }}
-{{- $_ := set $epp "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key") }}
-{{- else }}
-{{- $_ := set $epp "tls" (ternary "off" "self_signed" (eq $v.picker.tls.mode "off")) }}
+{{- /* For Envoy and gateways only: probes and Prometheus reach the operators' port by the pod's address. */}}
+{{- $_ := set $config "tls" (dict "certificate" "/etc/kvlane/tls/tls.crt" "private_key" "/etc/kvlane/tls/tls.key" "metrics" false) }}
 {{- end }}
 {{- $_ := set $config "epp" $epp }}
 {{- end }}
@@ -34,23 +34,36 @@
 {{- if $v.tokenizer.path }}{{ $_ := set $tokens "path" (printf "%s/%s" $v.tokenizer.mountPath (trimPrefix "/" $v.tokenizer.path)) }}{{ end }}
 {{- $_ := set $config "tokens" $tokens }}
 
+{{- $routing := dict }}
+{{- if eq (include "kvlane.scalesToZero" .) "yes" }}
+{{- $_ := set $routing "empty_pool_timeout" (printf "%ds" (int $v.autoscaling.wakeSeconds)) }}
+{{- /* Known before it has been served for the first time. */}}
+{{- $_ := set $routing "pools" (dict $v.autoscaling.model dict) }}
+{{- end }}
 {{- if ne $v.snapshots.medium "none" }}
-{{- $_ := set $config "routing" (dict "index_snapshot" "/var/lib/kvlane/index.snapshot") }}
+{{- $_ := set $routing "index_snapshot" "/var/lib/kvlane/index.snapshot" }}
 {{- $_ := set $config "kv_events" (dict "snapshot" "/var/lib/kvlane/kv.snapshot") }}
 {{- end }}
+
+{{- with $routing }}{{ $_ := set $config "routing" . }}{{ end }}
 
 {{- if has $kind (list "pods" "service" "inferencePool") }}
 {{- $kubernetes := dict "enabled" true "namespaces" (include "kvlane.namespaces" . | fromJsonArray) }}
 {{- if eq $kind "pods" }}
+{{- $prefill := include "kvlane.selectorText" $v.engines.prefillSelector }}
+{{- $decode := include "kvlane.selectorText" $v.engines.decodeSelector }}
+{{- if or $prefill $decode }}
+{{- $_ := set $kubernetes "prefill_selector" $prefill }}
+{{- $_ := set $kubernetes "decode_selector" $decode }}
+{{- else }}
 {{- $_ := set $kubernetes "selector" (include "kvlane.selectorText" $v.engines.selector) }}
+{{- end }}
 {{- $_ := set $kubernetes "ports" $v.engines.ports }}
 {{- else if eq $kind "service" }}
 {{- $_ := set $kubernetes "service" $v.engines.service }}
 {{- else }}
-{{- $_ := set $kubernetes "inference_pool" (ternary (include "kvlane.poolName" .) $v.engines.inferencePool (and (eq $v.mode "gateway-api") $v.gatewayApi.inferencePool.create)) }}
+{{- $_ := set $kubernetes "inference_pool" (include "kvlane.poolOf" .) }}
 {{- end }}
-{{- with include "kvlane.selectorText" $v.engines.prefillSelector }}{{ $_ := set $kubernetes "prefill_selector" . }}{{ end }}
-{{- with include "kvlane.selectorText" $v.engines.decodeSelector }}{{ $_ := set $kubernetes "decode_selector" . }}{{ end }}
 {{- $_ := set $config "discovery" (dict "kubernetes" $kubernetes) }}
 {{- else if eq $kind "dns" }}
 {{- $_ := set $config "discovery" (dict "dns" $v.engines.dns) }}
@@ -62,13 +75,22 @@
 {{- mustMergeOverwrite $config (deepCopy $v.config) | toYaml }}
 {{- end }}
 
+{{- define "kvlane.scalesToZero" -}}
+{{- if and (eq .Values.autoscaling.kind "keda") (eq (int .Values.autoscaling.minReplicas) 0) }}yes{{ end }}
+{{- end }}
+
 {{/* The part of the configuration that a reload cannot change: docs/operations.md, "Reload". Its checksum rolls the pods; any
      other change is read while kvlane runs. */}}
 {{- define "kvlane.restartConfig" -}}
 {{- $all := include "kvlane.config" . | fromYaml }}
-{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "discovery" "epp" }}
+{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "epp" }}
 {{- $_ := set $part "server" (pick (get $all "server") "host" "port" "relay_threads") }}
-{{- $_ := set $part "routing" (pick (default dict (get $all "routing")) "block_bytes" "seed" "index_snapshot") }}
+{{- $routing := default dict (get $all "routing") }}
+{{- $kept := pick $routing "block_bytes" "seed" "index_snapshot" }}
+{{- range $model, $pool := default dict (get $routing "pools") }}
+{{- with pick (default dict $pool) "tokenizer" "chat_template" }}{{ $_ := set $kept $model . }}{{ end }}
+{{- end }}
+{{- $_ := set $part "routing" $kept }}
 {{- $_ := set $part "tracing" (pick (default dict (get $all "tracing")) "queue_size") }}
 {{- $part | toYaml }}
 {{- end }}

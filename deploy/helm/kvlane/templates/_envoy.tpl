@@ -21,9 +21,18 @@ typed_config:
 {{- define "kvlane.envoyConfig" -}}
 {{- $v := .Values }}
 {{- $name := include "kvlane.fullname" . }}
+{{- /* A request may wait in kvlane for an engine that starts. */}}
+{{- $pick := int $v.envoy.pickTimeoutSeconds }}
+{{- if include "kvlane.scalesToZero" . }}{{ $pick = add (max $v.envoy.pickTimeoutSeconds $v.autoscaling.wakeSeconds) 15 }}{{ end }}
 {{- $observe := eq $v.picker.responses "observe" }}
 admin:
   address: {socket_address: {address: 127.0.0.1, port_value: 19000}}
+overload_manager:
+  resource_monitors:
+    - name: envoy.resource_monitors.global_downstream_max_connections
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig
+        max_active_downstream_connections: {{ int $v.envoy.connectionsMax }}
 static_resources:
   listeners:
     - name: clients
@@ -42,7 +51,6 @@ static_resources:
                 path_with_escaped_slashes_action: REJECT_REQUEST
                 common_http_protocol_options: {headers_with_underscores_action: ALLOW, max_headers_count: 100}
                 request_headers_timeout: 60s
-                stream_idle_timeout: 300s
                 # The address of an engine is the picker's to choose.
                 early_header_mutation_extensions:
                   - name: envoy.http.early_header_mutation.header_mutation
@@ -59,9 +67,9 @@ static_resources:
                       domains: ["*"]
                       request_body_buffer_limit: {{ int64 $v.envoy.retryBodyBytes }}
                       retry_policy:
-                        # Only what cost the engine nothing or ended with it: an engine's own 500 is an answer.
-                        retry_on: connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes
-                        retriable_status_codes: [503]
+                        # An engine that is busy or gone; its own 500 is an answer.
+                        retry_on: connect-failure,refused-stream,reset-before-request,retriable-status-codes{{ if $v.envoy.retryLostRequests }},reset{{ end }}
+                        retriable_status_codes: [429, 503]
                         num_retries: {{ int $v.envoy.retries }}
                         retry_back_off: {base_interval: 0.025s, max_interval: 0.25s}
                         retry_host_predicate:
@@ -74,6 +82,8 @@ static_resources:
                           route:
                             cluster: engines
                             timeout: {{ int $v.envoy.requestTimeoutSeconds }}s
+                            # An answer that is not streamed is silent until it is whole.
+                            idle_timeout: {{ int $v.envoy.requestTimeoutSeconds }}s
                         {{- end }}
                         - match: {prefix: "/"}
                           direct_response:
@@ -92,9 +102,9 @@ static_resources:
                       # of the body has left. Without health checks Envoy would answer 500 to every POST.
                       failure_mode_allow: {{ eq $v.picker.failureMode "FailOpen" }}
                       status_on_error: {code: ServiceUnavailable}
-                      message_timeout: {{ int $v.envoy.pickTimeoutSeconds }}s
+                      message_timeout: {{ $pick }}s
                       grpc_service:
-                        timeout: {{ if $observe }}{{ int $v.envoy.requestTimeoutSeconds }}s{{ else }}{{ int $v.envoy.pickTimeoutSeconds }}s{{ end }}
+                        timeout: {{ if $observe }}{{ int $v.envoy.requestTimeoutSeconds }}s{{ else }}{{ $pick }}s{{ end }}
                         envoy_grpc: {cluster_name: pickers, authority: kvlane}
                         retry_policy:
                           retry_on: connect-failure,refused-stream,unavailable,reset
@@ -153,6 +163,12 @@ static_resources:
           unhealthy_threshold: 2
           healthy_threshold: 1
           http_health_check: {path: {{ $v.envoy.engineHealthCheck.path | quote }}}
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          # Below the 5 s after which uvicorn, and so vLLM and SGLang, close an idle connection.
+          common_http_protocol_options: {idle_timeout: 4s}
+          explicit_http_config: {http_protocol_options: {}}
       load_balancing_policy:
         policies:
           - typed_extension_config:
@@ -184,6 +200,11 @@ static_resources:
       ignore_health_on_host_removal: true
       circuit_breakers: {{- include "kvlane.envoyThresholds" . | nindent 8 }}
       common_lb_config: {healthy_panic_threshold: {value: 0}}
+      {{- if not $observe }}
+      # What waits for a picker that has stopped answering is asked of another one. Not where answers pass through pickers: one
+      # that drains would break them.
+      close_connections_on_host_health_failure: true
+      {{- end }}
       health_checks:
         # no_traffic_interval counts before the first request; its default is a minute.
         - timeout: 1s
@@ -238,9 +259,8 @@ admin POST /healthcheck/fail > /dev/null
 quiet=0
 for ((second = 0; second < {{ int .Values.envoy.drainSeconds }}; second++)); do
   sleep 1
-  active=$(admin GET '/stats?filter=^http.clients.downstream_rq_active$')
-  active=${active##*: }
-  if [ "${active//[^0-9]/}" = 0 ]; then quiet=$((quiet + 1)); else quiet=0; fi
+  stats=$(admin GET '/stats?filter=^http.clients.downstream_rq_active$')
+  if [[ $stats =~ downstream_rq_active:\ 0[^0-9] ]]; then quiet=$((quiet + 1)); else quiet=0; fi
   # Endpoints and load balancers take seconds to learn that this pod ends.
   if [ "$second" -ge {{ int .Values.shutdown.delaySeconds }} ] && [ "$quiet" -ge 3 ]; then exit 0; fi
 done

@@ -75,6 +75,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (include "kvlane.fullname" .) .Values.gatewayApi.inferencePool.name }}
 {{- end }}
 
+{{/* The InferencePool whose pods are the engines. */}}
+{{- define "kvlane.poolOf" -}}
+{{- if and (eq .Values.mode "gateway-api") .Values.gatewayApi.inferencePool.create }}{{ include "kvlane.poolName" . }}{{ else }}{{ .Values.engines.inferencePool }}{{ end }}
+{{- end }}
+
 {{/* Where kvlane looks for engines. In mode gateway-api the chart's own InferencePool says it, unless other discovery is asked for. */}}
 {{- define "kvlane.discovery" -}}
 {{- if and (eq .Values.mode "gateway-api") (eq .Values.engines.discovery "pods") .Values.gatewayApi.inferencePool.create }}inferencePool
@@ -84,7 +89,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* Not empty if a pod of kvlane talks to the API server. */}}
 {{- define "kvlane.needsToken" -}}
-{{- if or (has (include "kvlane.discovery" .) (list "pods" "service" "inferencePool")) (and (ne .Values.mode "gateway") .Values.gatewayApi.inferenceObjectives) }}yes{{ end }}
+{{- if has (include "kvlane.discovery" .) (list "pods" "service" "inferencePool") }}yes{{ end }}
 {{- end }}
 
 {{/* What no schema can say. */}}
@@ -92,9 +97,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $kind := include "kvlane.discovery" . }}
 {{- $engines := .Values.engines }}
 {{- $selects := include "kvlane.selectorText" $engines.selector }}
-{{- if and (eq $kind "pods") (not $selects) }}{{ fail "engines.selector is empty: it would take every pod of the namespace for an engine; set engines.selector.matchLabels" }}{{ end }}
+{{- if and (eq $kind "pods") (not $selects) }}{{ fail "engines.selector is empty: set the labels of the engines' pods, as in --set engines.selector.matchLabels.app=vllm" }}{{ end }}
+{{- if and (not $selects) (or .Values.networkPolicy.engines.enabled .Values.monitoring.podMonitor.enabled) }}{{ fail "networkPolicy.engines and monitoring.podMonitor select the engines' pods: set engines.selector.matchLabels" }}{{ end }}
+{{- if and (not $selects) .Values.networkPolicy.egress.enabled (eq $kind "inferencePool") }}{{ fail "networkPolicy.egress selects the engines' pods: set engines.selector.matchLabels" }}{{ end }}
+{{- $prefill := include "kvlane.selectorText" $engines.prefillSelector }}
+{{- $decode := include "kvlane.selectorText" $engines.decodeSelector }}
+{{- if and (or $prefill $decode) (ne $kind "pods") }}{{ fail (printf "engines.prefillSelector and engines.decodeSelector find pods by themselves, not with %s; label the pods with llm-d.ai/role instead" $kind) }}{{ end }}
+{{- if and (or $prefill $decode) (not (and $prefill $decode)) }}{{ fail "set both engines.prefillSelector and engines.decodeSelector, or neither" }}{{ end }}
 {{- if and (eq $kind "service") (not $engines.service) }}{{ fail "engines.discovery is service: set engines.service to its name" }}{{ end }}
-{{- if and (eq $kind "inferencePool") (not $engines.inferencePool) (ne .Values.mode "gateway-api") }}{{ fail "engines.discovery is inferencePool: set engines.inferencePool to its name" }}{{ end }}
+{{- if and (eq $kind "inferencePool") (not (include "kvlane.poolOf" .)) }}{{ fail "engines.discovery is inferencePool: set engines.inferencePool to its name" }}{{ end }}
 {{- if and (eq $kind "dns") (not $engines.dns) }}{{ fail "engines.discovery is dns: set engines.dns, as in [http://vllm-headless:8000]" }}{{ end }}
 {{- if and (eq $kind "static") (not $engines.urls) }}{{ fail "engines.discovery is static: set engines.urls" }}{{ end }}
 {{- if eq .Values.mode "envoy" }}
@@ -115,6 +126,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.picker.tls.mode "secret") (not .Values.picker.tls.secretName) }}{{ fail "picker.tls.mode is secret: set picker.tls.secretName" }}{{ end }}
 {{- if .Values.tls.secretName }}{{ fail "tls.secretName is for the mode gateway: clients do not talk to kvlane in the other modes; see picker.tls" }}{{ end }}
 {{- end }}
+{{- if and .Values.networkPolicy.egress.enabled (not .Values.networkPolicy.egress.extra) (not (has $kind (list "pods" "inferencePool"))) }}{{ fail (printf "networkPolicy.egress.enabled: with engines.discovery %s the chart does not know the engines' pods; allow them in networkPolicy.egress.extra" $kind) }}{{ end }}
 {{- if ne .Values.autoscaling.kind "none" }}
 {{- if not .Values.autoscaling.model }}{{ fail "autoscaling.kind: set autoscaling.model to the name that engines serve, the label `model` of kvlane's metrics" }}{{ end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}{{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}{{ end }}

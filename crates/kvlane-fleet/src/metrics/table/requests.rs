@@ -122,7 +122,7 @@ rows! {
         seconds: false,
         labels: &["model", "reason"],
         help: "Requests rejected with 429, by reason",
-        meaning: "Requests rejected with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`",
+        meaning: "Requests rejected with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`, `slo_missed`",
         worry: "it grows: the fleet is too small for the load, or a limit is too low",
     },
 
