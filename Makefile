@@ -2,7 +2,7 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race race-placement deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race race-placement chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -154,6 +154,15 @@ race-placement: cargo
 	cargo build --release --locked -p kvlane --bin kvlane
 	@mkdir -p target
 	target/release/kvlane bench e2e/race/mooncake.yaml --json target/race.json --html target/race.html $(RACE)
+
+# The Helm chart: lint, rendering, values that must be rejected, what Envoy and an API server say of it. See the script's head for
+# what it uses if it is there; helm it needs.
+chart:
+	deploy/helm/test.sh
+
+# The container image's files, run without a container runtime: see the script's head. Root, Linux. PROFILE=demo builds quickly.
+image: cargo
+	PROFILE=$(or $(PROFILE),release) deploy/image/rehearse.sh
 
 # Licences, sources and bans by deny.toml; all checks with DENY=all. Builds cargo-deny if it is missing, which takes minutes.
 deny: cargo

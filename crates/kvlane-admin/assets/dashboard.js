@@ -91,6 +91,13 @@ function short(name) { return name === null || name === undefined ? "a removed w
 const STATES = {
   serving: "serving", draining: "draining", leaving: "leaving", joining: "not probed yet", failing: "does not answer", down: "down",
 };
+const SOURCES = {
+  config: "the configuration", admin: "an operator", kubernetes: "Kubernetes", dns: "DNS", file: "the workers file",
+};
+const ROLES = {
+  both: "prefill and decode", prefill: "prefill only: no requests of its own", decode: "decode",
+  encode: "encode only: no requests of its own",
+};
 const TRUST = {
   exact: ["exact", "Known from KV events; predictions are accurate"],
   degraded: ["degraded", "Known from KV events; recent predictions were wrong"],
@@ -735,6 +742,7 @@ function ailment({ worker, of }) {
     case "leaving": return ["off", "is removed when its last request ends"];
     case "draining": return ["off", "draining"];
   }
+  if (worker.role === "prefill" || worker.role === "encode") return ["off", `${worker.role} only: it gets no requests of its own`];
   if (of?.breaker?.state === "open") return ["warn", "its circuit breaker is open"];
   if (of?.breaker?.state === "half_open") return ["warn", "its circuit breaker allows one request"];
   if (worker.parity.state === "mismatch") return ["warn", "counts tokens differently from the gateway"];
@@ -1095,6 +1103,7 @@ function showSheet() {
       ["Failed probes", whole.format(worker.failed_probes)],
     ]));
   }
+  parts.push(make("h3", {}, "Worker"), facts([["Named by", SOURCES[worker.source]], ["Role", ROLES[worker.role]]]));
   $("sheet-body").replaceChildren(...parts);
   $("sheet").scrollTop = scrolled;
   showActions(worker);

@@ -135,7 +135,7 @@ async fn operate(
         }
         ("DELETE", _, Some(name)) => {
             let worker = find(admin, name)?;
-            admin.controller.remove(&worker);
+            admin.controller.dismiss(&worker);
             json_response(StatusCode::ACCEPTED, &describe(fleet, &worker))
         }
         ("POST", "/add_worker", _) => {
@@ -148,7 +148,7 @@ async fn operate(
         }
         ("POST", "/remove_worker", _) => {
             let worker = find(admin, &url_in_query(parts)?)?;
-            admin.controller.remove(&worker);
+            admin.controller.dismiss(&worker);
             text_response(
                 StatusCode::OK,
                 "text/plain",

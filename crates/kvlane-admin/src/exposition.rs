@@ -14,6 +14,8 @@ use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
+use crate::discovery;
+
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
     let metrics = &proxy.fleet.metrics;
@@ -22,7 +24,9 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     read_clients(metrics, proxy);
     read_feeds(metrics, proxy, proxy.fleet.clock.now());
     read_pools(metrics, &proxy.fleet.pools());
+    read_empty_pools(metrics, proxy);
     read_tokenizers(metrics, proxy);
+    discovery::read(&proxy.fleet);
     metrics.panics.read();
     let runtimes = proxy.fleet.runtimes();
     let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
@@ -40,6 +44,16 @@ fn read_clients(metrics: &Metrics, proxy: &Proxy) {
         .into_iter()
         .map(|(spec, keys, in_flight)| (spec.key.clone(), spec.model.clone(), keys, in_flight));
     metrics.limits.set(proxy.memory.held(), entries);
+}
+
+fn read_empty_pools(metrics: &Metrics, proxy: &Proxy) {
+    metrics.requests.waiting_for_endpoints.clear();
+    for (model, requests) in proxy.fleet.waiting_for_endpoints() {
+        let model = ModelLabel { model: model.to_string() };
+        metrics.requests.waiting_for_endpoints.get_or_create(&model).set(requests.into());
+        // A counter that is there from the start shows its first increment to `increase()`.
+        let _ = metrics.requests.requests_without_endpoint.get_or_create(&model);
+    }
 }
 
 fn read_feeds(metrics: &Metrics, proxy: &Proxy, now: Nanos) {

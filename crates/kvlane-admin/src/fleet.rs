@@ -173,6 +173,7 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
         .collect();
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "configured": worker.is_configured(),
+        "role": worker.spec.role.name(), "source": worker.origin.name(),
         "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probes.failures(),
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
         "endpoints": endpoints,

@@ -5,6 +5,7 @@
 pub mod admin;
 mod api;
 mod decisions;
+mod discovery;
 pub mod export;
 mod exposition;
 mod fleet;

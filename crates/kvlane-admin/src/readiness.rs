@@ -1,7 +1,6 @@
 //! Health, readiness and the model list, for health checks and for clients.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use http::{Response, StatusCode};
 use kvlane_core::cache_accuracy::{Feed, Knowledge};
@@ -11,13 +10,18 @@ use kvlane_proxy::body::{Body, json_response};
 use kvlane_proxy::error::ApiError;
 use serde_json::{Value, json};
 
+use crate::discovery;
 use crate::query::percent_decoded;
 
-/// Whether any endpoint can serve requests; workers and their problems are listed only if the caller may see them
+/// Whether new requests should be sent here; workers and their problems are listed only if the caller may see them
 /// (`whole`).
 pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
-    let stopping = fleet.stopping.load(Ordering::Relaxed);
-    let mut any = false;
+    let verdict = fleet.readiness();
+    let (ready, stopping) = (verdict.ready, verdict.stopping);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    if !whole {
+        return json_response(status, &json!({"ready": ready, "stopping": stopping}));
+    }
     let pools: Vec<Value> = fleet
         .pools()
         .iter()
@@ -28,7 +32,6 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
                     endpoints.map(|endpoint| endpoint.cache_accuracy.knowledge()).collect();
                 (knowledge.len(), scheduler.pool().eligible().count(), knowledge)
             });
-            any |= eligible > 0;
             let counts: Value = Knowledge::ALL
                 .iter()
                 .map(|of| {
@@ -67,16 +70,13 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
             _ => None,
         })
         .collect();
-    let ready = any && !stopping;
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    if !whole {
-        return json_response(status, &json!({"ready": ready, "stopping": stopping}));
-    }
     json_response(
         status,
         &json!({
-            "ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds,
-            "mismatched": mismatched, "configuration": fleet.reloads.describe(),
+            "ready": ready, "stopping": stopping, "waits_for": verdict.describe_waits(),
+            "given_up": verdict.describe_given_up(), "pools": pools, "down": down, "kv_events": feeds,
+            "mismatched": mismatched, "discovery": discovery::describe(fleet),
+            "configuration": fleet.reloads.describe(),
         }),
     )
 }

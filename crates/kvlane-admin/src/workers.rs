@@ -92,6 +92,7 @@ pub(super) fn describe(fleet: &Fleet, worker: &Worker) -> Value {
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "healthy": state.healthy, "draining": state.draining,
         "leaving": state.leaving, "problem": state.problem, "pools": endpoints,
+        "role": worker.spec.role.name(), "source": worker.origin.name(), "also_named_by": state.also_named_by,
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
     })
 }

@@ -12,10 +12,14 @@
 mod names;
 mod problem_log;
 mod queries;
+mod reconcile;
+mod registration;
 mod succession;
 pub mod worker_access;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
@@ -27,19 +31,19 @@ use kvlane_fleet::metrics::{Reached, WorkerLabel};
 use kvlane_fleet::panics::persist;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::config::WorkerSpec;
-use kvlane_fleet::worker::{Rank, ServedName, State, Worker, WorkerId};
+use kvlane_fleet::worker::{State, Worker, WorkerId};
 use kvlane_http::address::worker_name;
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
 use kvlane_wire::engine::{load_reports, prefix_caches};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::names::list_names;
 use self::problem_log::ProblemLog;
+use self::reconcile::Discovered;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;
@@ -49,6 +53,10 @@ use crate::parity_check;
 const PROBE_BYTES_MAX: usize = 8 << 20;
 /// Probes between two reads of a healthy worker's model list: adapters come and go.
 const PROBES_PER_MODEL_LIST: u32 = 15;
+/// Most workers that are probed for the first time at once: each such probe is up to a dozen requests.
+const FIRST_PROBES_MAX: usize = 256;
+/// How long a first probe counts against [`FIRST_PROBES_MAX`], so that workers that do not answer do not hold up others.
+const FIRST_PROBE_TURN: Duration = Duration::from_millis(250);
 /// Most workers of a gateway.
 pub const WORKERS_MAX: usize = 4096;
 
@@ -61,6 +69,14 @@ pub struct Controller {
     upstreams: Arc<Connections>,
     /// Held while endpoints or the snapshot change.
     changes: Mutex<()>,
+    /// The workers that each source of discovery has named.
+    discovered: Mutex<Discovered>,
+    /// A worker has left, or the networks in which workers may be have changed.
+    departures: watch::Sender<()>,
+    /// Limits how many workers are probed for the first time at once.
+    first_probes: Semaphore,
+    /// That workers without requests of their own are there has been logged.
+    helpers_noted: AtomicBool,
     ingest: Ingest,
     /// The index of the previous process, until each worker has joined.
     index_snapshot: Arc<IndexSnapshot>,
@@ -120,6 +136,10 @@ impl Controller {
             allowed: Arc::new(ArcSwap::new(allowed)),
             upstreams,
             changes: Mutex::default(),
+            discovered: Mutex::default(),
+            departures: watch::Sender::default(),
+            first_probes: Semaphore::new(FIRST_PROBES_MAX),
+            helpers_noted: AtomicBool::new(false),
             ingest,
             index_snapshot,
             tasks,
@@ -139,6 +159,7 @@ impl Controller {
     pub fn configure(&self, health: Health, allowed: Arc<Allowed>) {
         self.health.store(Arc::new(health));
         self.allowed.store(allowed);
+        self.departures.send_replace(());
     }
 
     /// Adds a worker. It gets requests once it has answered a probe. Another worker of the same URL may still be
@@ -171,6 +192,7 @@ impl Controller {
                 .get_or_create(&WorkerLabel { worker: worker.url.to_string() })
                 .set(0);
         }
+        self.note_role(&worker);
         let (controller, probed) = (Arc::clone(self), Arc::clone(&worker));
         self.spawn(format!("probes of {}", worker.url), move || {
             Arc::clone(&controller).watch(Arc::clone(&probed))
@@ -181,6 +203,19 @@ impl Controller {
         }
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
+    }
+
+    /// Says once that there are workers that get no requests of their own.
+    fn note_role(&self, worker: &Worker) {
+        let role = worker.spec.role;
+        if !role.serves_requests() && !self.helpers_noted.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                worker = %worker.url,
+                role = role.name(),
+                "workers with the role prefill or encode are probed and shown, but get no requests: prefill and \
+                 decode are not split over workers"
+            );
+        }
     }
 
     /// The worker with this id or URL: of several with one URL, the last one added.
@@ -207,15 +242,24 @@ impl Controller {
 
     /// Removes a worker once its last request has ended.
     pub fn remove(self: &Arc<Self>, worker: &Arc<Worker>) {
-        {
+        self.remove_all(std::slice::from_ref(worker));
+    }
+
+    /// Removes workers once their last requests have ended. None of them gets another request from the moment on at
+    /// which all are marked, before any of them is taken out of its pools.
+    pub fn remove_all(self: &Arc<Self>, workers: &[Arc<Worker>]) {
+        for worker in workers {
             let mut state = worker.state();
             state.leaving = true;
             self.drain(worker.id, &mut state, true);
         }
-        tracing::info!(worker = %worker.url, "removing worker after its requests in flight");
-        self.leave_if_empty(worker);
-        // Workers that were waiting for it to replace them need not wait any longer.
-        self.settle_predecessors(worker, true);
+        // Workers that were waiting for them to replace them need not wait any longer.
+        let ids: Vec<WorkerId> = workers.iter().map(|worker| worker.id).collect();
+        self.settle_predecessors(&ids, true);
+        for worker in workers {
+            tracing::info!(worker = %worker.url, "removing worker after its requests in flight");
+        }
+        self.leave_if_empty(workers);
     }
 
     fn drain(&self, id: WorkerId, state: &mut State, draining: bool) {
@@ -223,6 +267,7 @@ impl Controller {
         for (pool, endpoint) in self.endpoints_of(id) {
             pool.step(Input::Draining { endpoint: endpoint.id, draining });
         }
+        self.fleet.endpoints_changed();
     }
 
     async fn let_go(self: Arc<Self>, drained: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Arc<Worker>>>>) {
@@ -231,37 +276,53 @@ impl Controller {
             worker = drained.recv() => worker,
             () = self.tasks.stop.cancelled() => None,
         } {
-            self.leave_if_empty(&worker);
+            let mut workers = vec![worker];
+            while let Ok(worker) = drained.try_recv() {
+                workers.push(worker);
+            }
+            self.leave_if_empty(&workers);
         }
     }
 
-    fn leave_if_empty(&self, worker: &Arc<Worker>) {
+    /// Lets those of the workers leave that are to leave and have no request in flight.
+    fn leave_if_empty(&self, workers: &[Arc<Worker>]) {
         let turn = self.turn();
-        {
-            let mut state = worker.state();
-            let busy = self.endpoints_of(worker.id).iter().any(|(pool, endpoint)| {
-                let in_flight = |scheduler: &kvlane_core::scheduler::Scheduler| {
-                    scheduler.pool().get(endpoint.id).map_or(0, |endpoint| endpoint.load.in_flight.requests)
-                };
-                pool.router.read(in_flight) > 0
-            });
-            if !state.leaving || busy {
-                return;
+        let mut any = false;
+        for worker in workers {
+            {
+                let mut state = worker.state();
+                let busy = self.endpoints_of(worker.id).iter().any(|(pool, endpoint)| {
+                    let in_flight = |scheduler: &kvlane_core::scheduler::Scheduler| {
+                        scheduler
+                            .pool()
+                            .get(endpoint.id)
+                            .map_or(0, |endpoint| endpoint.load.in_flight.requests)
+                    };
+                    pool.router.read(in_flight) > 0
+                });
+                if !state.leaving || busy {
+                    continue;
+                }
+                state.healthy = false;
             }
-            state.healthy = false;
+            if self.fleet.workers().remove(&worker.id).is_none() {
+                continue;
+            }
+            any = true;
+            self.unregister(worker, &turn);
+            if !self.is_there(&worker.url) {
+                self.fleet.metrics.forget_worker(&worker.url);
+            }
+            for upstreams in self.fleet.upstreams().iter() {
+                upstreams.forget(worker.upstream.id);
+            }
+            tracing::info!(worker = %worker.url, "worker removed");
         }
-        if self.fleet.workers().remove(&worker.id).is_none() {
-            return;
+        if any {
+            self.publish_names(&turn);
+            parity_check::compare_members(&self.fleet, None);
+            self.departures.send_replace(());
         }
-        self.register(worker, Vec::new(), Vec::new(), &turn);
-        parity_check::compare_members(&self.fleet, worker.id);
-        if !self.is_there(&worker.url) {
-            self.fleet.metrics.forget_worker(&worker.url);
-        }
-        for upstreams in self.fleet.upstreams().iter() {
-            upstreams.forget(worker.upstream.id);
-        }
-        tracing::info!(worker = %worker.url, "worker removed");
     }
 
     /// Whether a worker with this URL exists.
@@ -276,108 +337,6 @@ impl Controller {
     /// The endpoints of a worker, each with its pool.
     pub fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
         self.fleet.snapshot().endpoints_of(worker)
-    }
-
-    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool, and lists
-    /// those names for clients.
-    fn register(
-        &self,
-        worker: &Arc<Worker>,
-        names: Vec<ServedName>,
-        ranks: Vec<Rank>,
-        _turn: &MutexGuard<'_, ()>,
-    ) {
-        let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
-        bases.sort_unstable();
-        bases.dedup();
-        let before = self.endpoints_of(worker.id);
-        {
-            let state = worker.state();
-            if state.names == names && state.ranks == ranks && before.len() == bases.len() * ranks.len() {
-                return;
-            }
-        }
-        let several = ranks.len() > 1;
-        let wanted = |(pool, endpoint): &(Arc<ModelPool>, Arc<PoolEndpoint>)| {
-            bases.contains(&pool.model.as_str())
-                && ranks.contains(&endpoint.rank)
-                && endpoint.number.is_some() == several
-                && endpoint.feed.is_some() == (endpoint.rank.source.is_some() && bases.len() == 1)
-        };
-        let (mut endpoints, given_up): (Vec<_>, Vec<_>) = before.into_iter().partition(wanted);
-        for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
-            if endpoints.iter().any(|(pool, endpoint)| pool.model == base && endpoint.rank == *rank) {
-                continue;
-            }
-            let pool = self.pool(base);
-            // Events do not state to which of several base models they belong.
-            let source = rank.source.clone().filter(|_| bases.len() == 1);
-            let number = several.then_some(rank.number);
-            let feed = source.map(|source| self.ingest.feed(worker, number, source));
-            match pool.join(worker, rank.clone(), several, feed) {
-                Some(endpoint) => {
-                    if let Some(feed) = &endpoint.feed {
-                        self.ingest.open(feed, &pool, endpoint.id);
-                    }
-                    endpoints.push((pool, endpoint));
-                }
-                None => {
-                    self.fleet.metrics.limits.reached(Reached::PoolEndpoints);
-                    tracing::error!(worker = %worker.url, model = base, "pool is full; endpoint not added")
-                }
-            }
-        }
-        {
-            let mut state = worker.state();
-            (state.names, state.ranks) = (names, ranks);
-            // Either may have changed while the endpoints were being registered.
-            for (pool, endpoint) in &endpoints {
-                let (endpoint, healthy, draining) = (endpoint.id, state.healthy, state.draining);
-                pool.step(Input::Health { endpoint, healthy });
-                pool.step(Input::Draining { endpoint, draining });
-            }
-        }
-        if !given_up.is_empty() && !endpoints.is_empty() {
-            tracing::info!(worker = %worker.url, "re-registering worker: models, ranks or KV event feeds changed");
-        }
-        for (pool, gone) in given_up {
-            if let Some(feed) = &gone.feed {
-                feed.close();
-            }
-            pool.leave(gone.id);
-            pool.metrics.engine_reuse.forget(gone.id);
-            let elsewhere = || {
-                let of_other =
-                    |endpoint: &PoolEndpoint| endpoint.worker.id != worker.id && endpoint.name == gone.name;
-                self.fleet.snapshot().endpoints().any(|(_, endpoint)| of_other(&endpoint))
-            };
-            if !endpoints.iter().any(|(_, kept)| kept.number == gone.number) && !elsewhere() {
-                self.fleet.metrics.forget_endpoint(&gone.name);
-            }
-        }
-        let served: Vec<_> =
-            self.workers().iter().map(|worker| (worker.id, worker.state().names.clone())).collect();
-        self.fleet.change_snapshot(|snapshot| list_names(snapshot, &served));
-    }
-
-    /// Applies the routing configuration to all pools.
-    pub fn configure_pools(&self) {
-        // Under the lock a pool that is being opened either uses this configuration already, or is in the table.
-        let _turn = self.turn();
-        for pool in self.fleet.pools() {
-            pool.configure(self.fleet.router_config(&pool.model));
-        }
-    }
-
-    /// The pool of a base model; opened if needed.
-    fn pool(&self, base: &str) -> Arc<ModelPool> {
-        if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
-            return Arc::clone(pool);
-        }
-        let pool = Arc::new(self.fleet.new_pool(base));
-        tracing::info!(model = base, policy = pool.policy(), "pool created");
-        self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
-        pool
     }
 
     /// Probes one worker until it leaves or the gateway stops.
@@ -410,7 +369,10 @@ impl Controller {
                 // The last probe may have returned its connection to the pool after the worker had left.
                 return self.upstreams.forget(worker.upstream.id);
             }
-            let probed = self.probe(&worker, probes).await;
+            let probed = match self.is_judged(worker.id) {
+                true => self.probe(&worker, probes).await,
+                false => self.in_turn(self.probe(&worker, probes)).await,
+            };
             // A refused connection needs no second probe; a process that answers there later has been started since.
             let refuses = probed.is_err() && self.upstreams.refuses(&worker.upstream).await;
             probes = match &probed {
@@ -421,6 +383,19 @@ impl Controller {
             problem_log.look(&worker, Instant::now());
             for upstreams in self.fleet.upstreams().iter() {
                 upstreams.sweep(worker.upstream.id);
+            }
+        }
+    }
+
+    /// Runs a first probe when it is its turn.
+    async fn in_turn<T>(&self, probe: impl Future<Output = T>) -> T {
+        let turn = self.first_probes.acquire().await;
+        let mut probe = Box::pin(probe);
+        match timeout(FIRST_PROBE_TURN, &mut probe).await {
+            Ok(probed) => probed,
+            Err(_) => {
+                drop(turn);
+                probe.await
             }
         }
     }
@@ -439,7 +414,8 @@ impl Controller {
         };
         let page = std::str::from_utf8(&page).unwrap_or_default();
         let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
-        if self.endpoints_of(worker.id).is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
+        let is_missing = worker.spec.role.serves_requests() && self.endpoints_of(worker.id).is_empty();
+        if is_missing || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
             let compared = {
@@ -450,7 +426,7 @@ impl Controller {
                 let turn = self.turn();
                 if !worker.state().leaving {
                     if compared {
-                        parity_check::compare_members(&self.fleet, worker.id);
+                        parity_check::compare_members(&self.fleet, Some(worker.id));
                     }
                     self.register(worker, names, ranks, &turn);
                 }
@@ -518,7 +494,7 @@ impl Controller {
                 };
                 if healthy_now {
                     set_health(&self.fleet, worker, None);
-                    self.settle_predecessors(worker, true);
+                    self.settle_predecessors(&[worker.id], true);
                 }
                 if healthy_now && !first {
                     // The events will show whether it restarted in the meantime.
@@ -548,7 +524,7 @@ impl Controller {
                     set_health(&self.fleet, worker, Some(problem));
                 }
                 if first {
-                    self.settle_predecessors(worker, false);
+                    self.settle_predecessors(&[worker.id], false);
                 }
             }
         }
@@ -575,6 +551,7 @@ fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
     for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
         pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }
+    fleet.endpoints_changed();
     fleet
         .metrics
         .workers

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvlane_core::config::TIME;
+use kvlane_core::config::{TIME, TIME_OR_ZERO};
 use kvlane_core::health::Thresholds;
 use kvlane_core::section;
 
@@ -21,6 +21,9 @@ section! {
         pub failure_threshold: u32 = 3, in 1..=u32::MAX;
         /// Successful probes in a row after which a worker is healthy again.
         pub success_threshold: u32 = 2, in 1..=u32::MAX;
+        /// How long readiness waits at start for the first probe of each worker and for KV events to be replayed.
+        #[serde(with = "humantime_serde")]
+        pub sync_timeout: Duration = Duration::from_secs(30), in TIME_OR_ZERO;
     }
 }
 

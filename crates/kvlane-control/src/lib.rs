@@ -1,12 +1,13 @@
 //! Changes the fleet: adds, probes and removes workers, and applies what they report.
 //!
 //! The [`controller`] owns the workers and publishes the snapshot that requests are placed by; [`ingest`] applies KV
-//! events; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
+//! events; [`discovery`] reads lists of workers; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
 //! [`index_snapshot`] restores the index after a restart.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod controller;
+pub mod discovery;
 pub mod health;
 pub mod index_snapshot;
 pub mod ingest;

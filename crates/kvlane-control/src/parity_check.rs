@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::date;
 use kvlane_fleet::parity::{Compared, Listed, Parity};
-use kvlane_fleet::tokenize::Counting;
+use kvlane_fleet::tokenize::{Counting, Places};
 use kvlane_fleet::worker::{ServedName, Worker, WorkerId};
 
 /// Characters shown of each text where they differ.
@@ -200,8 +200,9 @@ pub async fn check(
     limit: Duration,
 ) -> bool {
     for base in bases(names) {
-        let root = base.card["root"].as_str();
-        fleet.settle_counting(&base.base, root.map(str::to_owned)).await;
+        let root = base.card["root"].as_str().map(str::to_owned);
+        let places = Places { named: worker.spec.tokenizer.clone(), root };
+        fleet.settle_counting(&base.base, places).await;
     }
     let models: Vec<Listed> = names.iter().map(listed).collect();
     let mut block_tokens = block_tokens(page);
@@ -231,9 +232,9 @@ pub async fn check(
 }
 
 /// Compares all members of all pools with each other, and sets the parity of each. Called whenever a pool gains,
-/// changes or loses a member. `joining` counts as a member although it is not registered yet, so that its parity is
-/// set before its KV event feeds are opened. Callers hold the fleet's lock.
-pub fn compare_members(fleet: &Fleet, joining: WorkerId) {
+/// changes or loses a member. A worker that is `joining` counts as a member although it is not registered yet, so that
+/// its parity is set before its KV event feeds are opened. Callers hold the fleet's lock.
+pub fn compare_members(fleet: &Fleet, joining: Option<WorkerId>) {
     let workers: Vec<Arc<Worker>> = fleet.workers().values().cloned().collect();
     let seated: HashSet<WorkerId> =
         fleet.snapshot().endpoints().map(|(_, endpoint)| endpoint.worker.id).collect();
@@ -241,7 +242,7 @@ pub fn compare_members(fleet: &Fleet, joining: WorkerId) {
         .iter()
         .filter_map(|worker| {
             let state = worker.state();
-            let is_member = worker.id == joining || seated.contains(&worker.id);
+            let is_member = Some(worker.id) == joining || seated.contains(&worker.id);
             Some((worker, Arc::clone(state.compared.as_ref().filter(|_| is_member)?)))
         })
         .collect();

@@ -37,6 +37,8 @@ pub enum Rejection {
     QueueTimeout,
     /// It is a retry or a hedge, and that budget is spent.
     BudgetSpent,
+    /// Its priority is negative, and it should miss its latency objectives on every endpoint.
+    SloMissed,
 }
 
 /// A rejection: why, and when to retry.

@@ -84,10 +84,34 @@ pub struct SchedulingRequest {
     /// The first block of its prompt, for policies that hash prompts. [`crate::router::Router::arrive`] sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
+    /// Its latency objectives.
+    #[serde(default, skip_serializing_if = "Slo::is_none")]
+    pub slo: Slo,
     /// Key of its external id. Has no influence on decisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<RequestKey>,
 }
+
+/// Service level objectives of a request, as its client states them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slo {
+    /// Longest time to first token, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft_ms: Option<u32>,
+    /// Longest time per output token after the first, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot_ms: Option<u32>,
+}
+
+// === impl Slo ===
+
+impl Slo {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+// === impl SchedulingRequest ===
 
 impl SchedulingRequest {
     /// A request that has not been tried yet.
@@ -104,6 +128,7 @@ impl SchedulingRequest {
             whole_answer: false,
             hedge: None,
             head: None,
+            slo: Slo::default(),
             name: None,
         }
     }

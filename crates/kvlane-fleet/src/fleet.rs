@@ -14,14 +14,16 @@ use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::discovery::Discovery;
+use crate::empty_pools::EmptyPools;
 use crate::metrics::Metrics;
 use crate::pool::ModelPool;
+use crate::readiness::Start;
 use crate::recording_writer::RecordingWriter;
 use crate::recording_writer::config::Recorder;
 use crate::reloads::Reloads;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
-use crate::tokenize::Tokenizers;
+use crate::tokenize::{Places, Tokenizers};
 use crate::worker::{Worker, WorkerId};
 
 /// The fleet and what all threads of a gateway share.
@@ -36,10 +38,14 @@ pub struct Fleet {
     pub recordings: RecordingWriter,
     /// Workers that others name while the gateway runs.
     pub discovery: Discovery,
+    /// Models without an endpoint, and the requests that wait for one.
+    pub empty_pools: EmptyPools,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
-    /// The gateway accepts no new connections and ends soon.
+    /// The gateway ends soon; its clients should leave.
     pub stopping: AtomicBool,
+    /// Its start, which readiness waits for.
+    pub start: Start,
     settings: ArcSwap<Settings>,
     /// The TLS configuration for connections to workers.
     tls: ArcSwap<ToWorkers>,
@@ -72,8 +78,10 @@ impl Fleet {
             tokenizers,
             recordings: RecordingWriter::default(),
             discovery: Discovery::default(),
+            empty_pools: EmptyPools::default(),
             reloads: Reloads::default(),
             stopping: AtomicBool::new(false),
+            start: Start::default(),
             settings: ArcSwap::from_pointee(settings),
             tls: ArcSwap::new(tls),
             snapshot: ArcSwap::default(),
@@ -143,6 +151,7 @@ impl Fleet {
         let mut snapshot = Snapshot::clone(&self.snapshot.load());
         change(&mut snapshot);
         self.snapshot.store(Arc::new(snapshot));
+        self.endpoints_changed();
     }
 
     /// All workers, by id.
@@ -178,7 +187,7 @@ impl Fleet {
     }
 
     /// Decides how the pool of `model` counts tokens, which may load a tokenizer: on a thread of its own.
-    pub async fn settle_counting(self: &Arc<Self>, model: &str, root: Option<String>) {
+    pub async fn settle_counting(self: &Arc<Self>, model: &str, places: Places) {
         if self.tokenizers.is_settled(model) {
             return;
         }
@@ -186,7 +195,7 @@ impl Fleet {
         let settled = tokio::task::spawn_blocking(move || {
             let settings = fleet.settings();
             let pools = &settings.routing.pools;
-            fleet.tokenizers.settle(&settings.tokens, pools, &model, root.as_deref());
+            fleet.tokenizers.settle(&settings.tokens, pools, &model, &places);
         });
         if settled.await.is_err() {
             tracing::error!("loading a tokenizer panicked; tokens are estimated");

@@ -7,13 +7,16 @@
 
 pub mod clock;
 pub mod discovery;
+pub mod empty_pools;
 pub mod feed;
+pub mod file_watch;
 pub mod first_tokens;
 pub mod fleet;
 pub mod metrics;
 pub mod panics;
 pub mod parity;
 pub mod pool;
+pub mod readiness;
 pub mod recording_writer;
 pub mod reloads;
 pub mod routing;
@@ -23,5 +26,6 @@ pub mod timings;
 pub mod tokenize;
 pub mod vitals;
 pub mod worker;
+pub mod yaml;
 
 pub use self::fleet::Fleet;

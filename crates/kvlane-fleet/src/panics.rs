@@ -18,12 +18,13 @@ use tokio::time::sleep;
 pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// The kinds of threads, by prefix of their names; the last stands for all others.
-const THREADS: [&str; 11] = [
+const THREADS: [&str; 12] = [
     "relay",
     "tokens",
     "ingest",
     "apply",
     "control",
+    "discovery",
     "admin",
     "recorder",
     "traces",

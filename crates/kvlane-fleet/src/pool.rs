@@ -43,6 +43,8 @@ pub struct ModelPool {
     clock: Clock,
     /// By slot.
     endpoints: ArcSwap<Vec<Option<Arc<PoolEndpoint>>>>,
+    /// The endpoints of each worker, so that a change of one worker does not search all.
+    by_worker: Mutex<HashMap<WorkerId, Vec<EndpointId>>>,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
     ticker: Ticker,
     /// The block size of each endpoint that has reported it.
@@ -91,6 +93,7 @@ impl ModelPool {
             first_tokens: FirstTokens::default(),
             clock,
             endpoints: ArcSwap::default(),
+            by_worker: Mutex::default(),
             waiters: Mutex::default(),
             ticker: Ticker::default(),
             block_sizes: Mutex::default(),
@@ -168,6 +171,22 @@ impl ModelPool {
         if endpoints.len() <= id.slot() {
             endpoints.resize(id.slot() + 1, None);
         }
+        let worker =
+            |endpoint: &Option<Arc<PoolEndpoint>>| endpoint.as_ref().map(|endpoint| endpoint.worker.id);
+        let (comes, goes) = (worker(&endpoint), worker(&endpoints[id.slot()]));
+        {
+            let mut by_worker = self.by_worker();
+            if let Some(worker) = goes {
+                let own = by_worker.entry(worker).or_default();
+                own.retain(|other| other.slot() != id.slot());
+                if own.is_empty() {
+                    by_worker.remove(&worker);
+                }
+            }
+            if let Some(worker) = comes {
+                by_worker.entry(worker).or_default().push(id);
+            }
+        }
         endpoints[id.slot()] = endpoint;
         self.endpoints.store(Arc::new(endpoints));
     }
@@ -191,15 +210,23 @@ impl ModelPool {
         endpoints.iter().filter(|other| other.worker.id != worker).map(|other| other.id).collect()
     }
 
-    /// All endpoints that are this worker's.
-    pub fn endpoints_of(&self, worker: &Worker) -> Vec<EndpointId> {
-        let endpoints = self.endpoints();
-        endpoints.iter().filter(|endpoint| endpoint.worker.id == worker.id).map(|same| same.id).collect()
+    /// All endpoints that are this worker's, in the order in which they joined.
+    pub fn endpoints_of(&self, worker: WorkerId) -> Vec<EndpointId> {
+        self.by_worker().get(&worker).cloned().unwrap_or_default()
+    }
+
+    fn by_worker(&self) -> MutexGuard<'_, HashMap<WorkerId, Vec<EndpointId>>> {
+        self.by_worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All endpoints.
     pub fn endpoints(&self) -> Vec<Arc<PoolEndpoint>> {
         self.endpoints.load().iter().flatten().cloned().collect()
+    }
+
+    /// Whether an endpoint takes requests.
+    pub fn takes_requests(&self) -> bool {
+        self.router.read(|scheduler| scheduler.pool().eligible().next().is_some())
     }
 
     /// The endpoint of this id, if it has not left.

@@ -41,6 +41,10 @@ section! {
         /// Timeout of a request in the queue.
         #[serde(with = "humantime_serde")]
         pub queue_timeout: Duration = Duration::from_secs(60), in TIME;
+        /// How long requests for a model wait for its first endpoint while it has none, for pools that scale to zero; 0s:
+        /// they get 503 at once. At most `queue_size` requests wait per model.
+        #[serde(with = "humantime_serde")]
+        pub empty_pool_timeout: Duration = Duration::ZERO, in TIME_OR_ZERO;
         /// Prompt bytes per block of the prefix index: 256 bytes are about 64 tokens.
         pub block_bytes: u32 = 256, in 16..=1 << 20;
         /// Maximum bytes of the approximate prefix index of one pool.

@@ -6,6 +6,7 @@ use kvlane_core::{breaker, budget, router, scheduler};
 use kvlane_http::connections::ConnectionsConfig;
 
 use crate::feed::config::KvEvents;
+use crate::readiness::Bounds;
 use crate::routing::{Breaker, Routing};
 use crate::timings::Timings;
 use crate::tokenize::Tokens;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub tokens: Tokens,
     /// `upstream`.
     pub upstream: ConnectionsConfig,
+    /// `health.sync_timeout` and `discovery.sync_timeout`.
+    pub start: Bounds,
 }
 
 // === impl Settings ===

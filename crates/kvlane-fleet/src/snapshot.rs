@@ -29,13 +29,34 @@ pub struct Served {
     pub adapter: Option<Arc<str>>,
 }
 
+// === impl Served ===
+
+impl Served {
+    /// The name: the adapter's, or that of the pool's model.
+    pub fn name(&self) -> &str {
+        self.adapter.as_deref().unwrap_or(&self.pool.model)
+    }
+}
+
 // === impl Snapshot ===
 
 impl Snapshot {
+    /// Whether an endpoint that serves this name takes requests; any endpoint for a request that names no model.
+    pub fn serves(&self, name: &str) -> bool {
+        let Some(Served { pool, lacking, .. }) = self.by_name.get(name).map(Arc::as_ref) else {
+            return name.is_empty() && self.pools.iter().any(|pool| pool.takes_requests());
+        };
+        pool.router
+            .read(|scheduler| scheduler.pool().eligible().any(|endpoint| !lacking.contains(&endpoint.id)))
+    }
+
     /// The endpoints of a worker, each with its pool: one for each of its ranks in each pool.
     pub fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
-        let own = self.endpoints().filter(|(_, endpoint)| endpoint.worker.id == worker);
-        own.map(|(pool, endpoint)| (Arc::clone(pool), endpoint)).collect()
+        let of_pool = |pool: &Arc<ModelPool>| {
+            let own = pool.endpoints_of(worker).into_iter().filter_map(|id| pool.endpoint(id));
+            own.map(|endpoint| (Arc::clone(pool), endpoint)).collect::<Vec<_>>()
+        };
+        self.pools.iter().flat_map(of_pool).collect()
     }
 
     /// All endpoints, each with its pool.

@@ -6,8 +6,8 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -47,8 +47,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::discovery::Sources;
 use crate::relays::{self, Relay};
 
+/// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Cores for which one thread applies KV events.
 const CORES_PER_APPLIER: usize = 8;
 
@@ -69,8 +72,13 @@ pub struct Serving {
     /// The last quarter of an hour.
     pub history: Arc<History>,
     config: ArcSwap<Config>,
+    /// Find workers.
+    pub(crate) sources: Sources,
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
+    /// Asks clients to leave.
+    retire: CancellationToken,
+    /// Stops accepting, and reading new requests.
     stop: CancellationToken,
     /// Ends all threads when dropped.
     kill: DropGuard,
@@ -176,8 +184,8 @@ impl Serving {
         let health_address = health.first().map(|socket| socket.local_addr()).transpose()?;
         let metrics = bind(config.metrics.host, config.metrics.port, 1, "metrics.port")?;
         let (address, metrics_address) = (server[0].local_addr()?, metrics[0].local_addr()?);
-        let (stop, kill, connections) =
-            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
+        let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
         let Parts { timings, auth, tls, tokenizers } = Parts::read(&config)?;
@@ -201,6 +209,7 @@ impl Serving {
         };
         let control = runtime()?;
         let sockets = runtime()?;
+        let discovery = runtime()?;
         let appliers =
             (0..cores().div_ceil(CORES_PER_APPLIER)).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
         let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
@@ -243,8 +252,9 @@ impl Serving {
                 Mode::Picker => Front::ExtProc(Arc::new(picker(Arc::clone(&service))), grpc_tls.clone()),
             };
             // A stop token of its own: its connections look at it often, and threads should not meet there.
-            let (stop, connections) = (stop.child_token(), connections.clone());
-            let listener = Arc::new(Listener { service, stop, connections, front });
+            let (retire, stop) = (retire.child_token(), stop.child_token());
+            let listener =
+                Arc::new(Listener { service, retire, stop, connections: connections.clone(), front });
             threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay.run(listener))?);
         }
         let asides = Relay::all(metrics).into_iter().map(|relay| (relay, "admin"));
@@ -254,8 +264,8 @@ impl Serving {
                 "health" => Front::ExtProc(Arc::new(picker(Arc::clone(&service)).health_only()), None),
                 _ => Front::Http,
             };
-            let (stop, connections) = (kill.child_token(), TaskTracker::new());
-            let listener = Arc::new(Listener { service, stop, connections, front });
+            let (retire, stop, connections) = (kill.child_token(), kill.child_token(), TaskTracker::new());
+            let listener = Arc::new(Listener { service, retire, stop, connections, front });
             threads.push(thread(name, runtime()?, kill.clone(), relay.run(listener))?);
         }
         let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
@@ -263,6 +273,7 @@ impl Serving {
         // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
         let (counted, counting_of) = (Arc::clone(&unobserved), Arc::clone(&fleet));
+        let starting = Arc::clone(&fleet);
         let work = async move {
             tokio::join!(
                 persist("unobserved requests", || {
@@ -272,6 +283,10 @@ impl Serving {
                 persist("refreshing JWT keys", || {
                     let keys = Arc::clone(&keys);
                     async move { keys.refresh_keys().await }
+                }),
+                persist("readiness", || {
+                    let starting = Arc::clone(&starting);
+                    async move { starting.keep_readiness().await }
                 }),
                 persist("history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
                 persist("stall detection", || stall::watch(Arc::clone(&counting), watched.clone())),
@@ -292,7 +307,8 @@ impl Serving {
         });
         for file in [cache_file, index_file].into_iter().flatten() {
             let (name, kept) = (file.name, CancellationToken::new());
-            let keeping = file.keep(Arc::clone(&fleet), kill.clone(), kept.clone());
+            let (retired, ended) = (retire.child_token(), kill.clone());
+            let keeping = file.keep(Arc::clone(&fleet), retired, ended, kept.clone());
             threads.push(thread(name, runtime()?, kept, keeping)?);
         }
         let told = CancellationToken::new();
@@ -303,9 +319,18 @@ impl Serving {
             threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
         }
         threads.push(thread("control", control, kill.clone(), work)?);
+        let sources = Sources::new(
+            Arc::clone(&fleet),
+            Arc::clone(&controller),
+            discovery.handle().clone(),
+            kill.child_token(),
+        );
+        threads.push(thread("discovery", discovery, kill.clone(), std::future::ready(()))?);
         for spec in &workers {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
+        // After the configuration's workers: a URL that both name is theirs.
+        sources.configure(&config.discovery);
         Ok(Self {
             address,
             health_address,
@@ -315,7 +340,9 @@ impl Serving {
             controller,
             history,
             config: ArcSwap::from_pointee(config),
+            sources,
             reloading: Mutex::default(),
+            retire,
             stop,
             kill: end,
             connections,
@@ -344,21 +371,37 @@ impl Serving {
         self.fleet.reloads.replaced();
     }
 
-    /// Stops accepting, lets requests in flight end within the grace period, then ends.
+    /// Reports that it is not ready, and goes on for `server.shutdown_delay`, in which load balancers learn of it. Then
+    /// stops accepting, lets requests in flight end within `server.shutdown_grace`, and ends.
     pub async fn shut_down(self) -> Cut {
         self.shut_down_or(std::future::pending()).await
     }
 
-    /// Like [`Serving::shut_down`], with a grace period that ends when `hurry` does.
+    /// Like [`Serving::shut_down`], with a delay and a grace period that end when `hurry` does.
     pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
-        self.fleet.stopping.store(true, Ordering::Relaxed);
-        self.stop.cancel();
-        self.connections.close();
-        let grace = self.proxy.settings().server.shutdown_grace;
+        self.fleet.stop();
+        self.retire.cancel();
+        let (delay, grace) = {
+            let settings = self.proxy.settings();
+            (settings.server.shutdown_delay, settings.server.shutdown_grace)
+        };
+        let drained = async {
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+            self.stop.cancel();
+            self.connections.close();
+            timeout(grace, self.connections.wait()).await.is_ok()
+        };
         let drained = tokio::select! {
-            drained = timeout(grace, self.connections.wait()) => drained.is_ok(),
+            drained = drained => drained,
             () = hurry => false,
         };
+        self.stop.cancel();
+        if !drained && self.fleet.empty_pools.close() {
+            // They are answered instead of being cut.
+            let _ = timeout(ANSWER_WITHIN, self.connections.wait()).await;
+        }
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // The recordings are complete before shutdown is reported.
@@ -430,7 +473,12 @@ fn thread(
 }
 
 /// Threads that requests can do without.
-const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
+const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
+
+/// Identifies a file: a new one takes its place each time it is written.
+fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()))
+}
 
 /// A file that is written periodically.
 struct Keep {
@@ -446,18 +494,33 @@ type WriteFile = dyn Fn(&Fleet, &Path) -> io::Result<()> + Send + Sync;
 // === impl Keep ===
 
 impl Keep {
-    /// Writes the file periodically, and once more at the end. Then cancels `kept`.
-    async fn keep(self, fleet: Arc<Fleet>, kill: CancellationToken, kept: CancellationToken) {
-        let mut ends = false;
+    /// Writes the file periodically, when the gateway begins to shut down, for a successor that starts meanwhile, and
+    /// once more at the end, unless a successor has written it since. Then cancels `kept`.
+    async fn keep(
+        self,
+        fleet: Arc<Fleet>,
+        retired: CancellationToken,
+        kill: CancellationToken,
+        kept: CancellationToken,
+    ) {
+        let (mut retires, mut ends, mut written) = (false, false, None);
         while !ends {
             let pause = (self.interval)(&fleet.settings());
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep(pause), if !retires => {}
+                () = retired.cancelled(), if !retires => retires = true,
                 () = kill.cancelled() => ends = true,
             }
+            if ends && written.is_some() && written != identity(&self.path) {
+                tracing::info!(path = %self.path.display(), "last snapshot not written: another gateway has written the file");
+                break;
+            }
             // This thread does nothing else, so blocking I/O is fine.
-            if let Err(error) = (self.write)(&fleet, &self.path) {
-                tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
+            match (self.write)(&fleet, &self.path) {
+                Ok(()) => written = identity(&self.path),
+                Err(error) => {
+                    tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
+                }
             }
         }
         kept.cancel();

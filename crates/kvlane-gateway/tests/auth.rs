@@ -270,6 +270,83 @@ async fn an_admin_port_open_to_other_machines_needs_a_key() {
     TestGateway::start(open, &[]).await.end().await;
 }
 
+/// The statuses of `GET /metrics`, `/workers` and `/dashboard`, and of `POST /add_worker`, with these header fields.
+async fn statuses(at: SocketAddr, fields: &str) -> [u16; 4] {
+    let mut statuses = [0; 4];
+    let asked = [
+        ("GET", "/metrics"),
+        ("GET", "/workers"),
+        ("GET", "/dashboard"),
+        ("POST", "/add_worker?url=http://127.0.0.1:1"),
+    ];
+    for (status, (method, path)) in statuses.iter_mut().zip(asked) {
+        *status = ask(at, method, path, fields, "").await.status;
+    }
+    statuses
+}
+
+/// Invariant: `auth.open_metrics` opens `/metrics` alone.
+#[tokio::test]
+async fn open_metrics_opens_the_metrics_alone() {
+    let engine = FakeEngine::start("m").await;
+    let beyond = |mut config: Config| {
+        config.metrics.host = "0.0.0.0".parse().expect("an address");
+        config.auth.open_metrics = true;
+        config
+    };
+    let at = |gateway: &TestGateway| SocketAddr::new([127, 0, 0, 1].into(), gateway.metrics_address().port());
+
+    // Without a key, beyond loopback: the admin API is closed to all.
+    let gateway = TestGateway::start(beyond(config()), &[&engine]).await;
+    assert_eq!(statuses(at(&gateway), "").await, [200, 403, 200, 403]);
+    let refused = ask(at(&gateway), "GET", "/workers", "", "").await;
+    assert!(refused.text().contains("auth.keys"), "{}", refused.text());
+    let ready = ask(at(&gateway), "GET", "/readiness", "", "").await;
+    assert_eq!((ready.status, ready.json()), (200, json!({"ready": true, "stopping": false})));
+    assert_eq!(
+        ask(gateway.address(), "GET", "/metrics", "", "").await.status,
+        404,
+        "not on the clients' port"
+    );
+    gateway.end().await;
+
+    // A user's key does not open the admin API.
+    let mut users = beyond(config());
+    users.auth.keys = vec![key("ann", Role::User)];
+    let gateway = TestGateway::start(users, &[]).await;
+    for fields in [String::new(), bearer("ann")] {
+        assert_eq!(statuses(at(&gateway), &fields).await, [200, 403, 200, 403], "{fields}");
+    }
+    gateway.end().await;
+
+    // With keys for operators, the admin API needs one.
+    let gateway = TestGateway::start(beyond(three_keys()), &[]).await;
+    assert_eq!(statuses(at(&gateway), "").await, [200, 401, 200, 401]);
+    assert_eq!(statuses(at(&gateway), &bearer("unknown")).await, [200, 401, 200, 401]);
+    assert_eq!(statuses(at(&gateway), &bearer("watch")).await, [200, 200, 200, 403]);
+    assert_eq!(statuses(at(&gateway), &bearer("boss")).await, [200, 200, 200, 200]);
+    gateway.shut_down().await;
+
+    // An open admin API stays open.
+    let mut open = beyond(config());
+    open.auth.open_admin = true;
+    let gateway = TestGateway::start(open, &[]).await;
+    assert_eq!(statuses(at(&gateway), "").await, [200; 4]);
+    gateway.shut_down().await;
+
+    // On loopback, the admin API needs no more than it does otherwise.
+    let mut loopback = config();
+    loopback.auth.open_metrics = true;
+    let gateway = TestGateway::start(loopback, &[]).await;
+    assert_eq!(statuses(gateway.metrics_address(), "").await, [200; 4]);
+    gateway.shut_down().await;
+    let mut loopback = three_keys();
+    loopback.auth.open_metrics = true;
+    let gateway = TestGateway::start(loopback, &[]).await;
+    assert_eq!(statuses(gateway.metrics_address(), "").await, [200, 401, 200, 401]);
+    gateway.end().await;
+}
+
 #[tokio::test]
 async fn a_page_in_a_browser_on_this_machine_can_neither_read_nor_change() {
     let gateway = TestGateway::start(config(), &[]).await;

@@ -1,6 +1,7 @@
 //! HTTP/2 without TLS, by prior knowledge, is served like HTTP/1.1.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,7 +17,11 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 
 async fn connect(gateway: &TestGateway) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<()>) {
-    let stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
+    connect_to(gateway.address()).await
+}
+
+async fn connect_to(address: SocketAddr) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<()>) {
+    let stream = TcpStream::connect(address).await.expect("the gateway listens");
     let (client, connection) =
         handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks h2c");
     let running = tokio::spawn(async move {
@@ -230,4 +235,30 @@ async fn at_shutdown_streams_finish_and_the_connection_closes() {
     assert_eq!(body, [event("zero"), event("one")].concat());
     assert!(soon("the end", stopping).await.expect("no panic"));
     soon("the connection ends", running).await.expect("no panic");
+}
+
+#[tokio::test]
+async fn a_gateway_that_shuts_down_asks_clients_of_http2_to_leave_and_serves_new_ones() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.server.shutdown_delay = Duration::from_secs(3600);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (mut client, running) = connect(&gateway).await;
+    let sent = client.send_request(request("/v1/chat/completions", chat("m", "one")));
+    let call = engine.call().await;
+    let (address, fleet) = (gateway.address(), gateway.fleet().clone());
+    let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
+    let stopping = tokio::spawn(gateway.shut_down_or(async { hurried.await.expect("told") }));
+    eventually("it stops", || fleet.stopping.load(std::sync::atomic::Ordering::Relaxed)).await;
+    call.answer(200, "{}").await;
+    assert_eq!(soon("the answer", sent).await.expect("an answer").status(), 200);
+    soon("the connection ends by itself", running).await.expect("no panic");
+    let (mut late, _running) = connect_to(address).await;
+    for _ in 0..2 {
+        let asked = late.send_request(request("/v1/chat/completions", chat("m", "two")));
+        let (answer, _) = tokio::join!(asked, engine.answer("{}"));
+        assert_eq!(answer.expect("an answer").status(), 200);
+    }
+    hurry.send(()).expect("it waits");
+    soon("the end", stopping).await.expect("no panic");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::Config;
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually, soon};
 use serde_json::Value;
 
 fn kept_in(path: &Path) -> Config {
@@ -135,4 +135,30 @@ async fn a_restarted_engine_is_expected_to_be_empty_and_an_absent_one_is_kept_in
     let known = serving.fleet.pools()[0].router.index_size().1;
     assert!(known > 0 && known < blocks, "only the other engine's blocks: {known} of {blocks}");
     assert!(serving.shut_down().await.is_nothing());
+}
+
+#[tokio::test]
+async fn a_successor_that_starts_before_the_end_has_the_index_and_its_file_is_not_overwritten() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("index.snapshot");
+    let engine = FakeEngine::start("m").await;
+    let mut config = kept_in(&path);
+    config.routing.index_snapshot_interval = Duration::from_secs(3600);
+    config.server.shutdown_delay = Duration::from_secs(3600);
+    let gateway = TestGateway::start(config.clone(), &[&engine]).await;
+    gateway.served(&engine, prompt(0)).await;
+    let blocks = gateway.pool("m").router.index_size().1;
+    let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
+    let stopping = tokio::spawn(gateway.shut_down_or(async { hurried.await.expect("told") }));
+    eventually("the snapshot is written", || path.exists()).await;
+
+    config.server.shutdown_delay = Duration::ZERO;
+    let successor = TestGateway::start(config, &[&engine]).await;
+    assert_eq!(successor.pool("m").router.index_size().1, blocks);
+    successor.served(&engine, prompt(9)).await;
+    successor.end().await;
+    let written = std::fs::read(&path).expect("a file");
+    hurry.send(()).expect("it waits");
+    soon("the end", stopping).await.expect("no panic");
+    assert_eq!(std::fs::read(&path).expect("a file"), written, "the successor knows more");
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use kvlane_gateway::config::WorkerSpec;
 use kvlane_gateway::serve::{Cut, Serving};
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
+use kvlane_gateway::testing::{
+    Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon,
+};
 
 /// Invariant: Shutdown lets requests finish and accepts no new ones.
 ///
@@ -35,6 +37,46 @@ async fn a_running_stream_finishes_and_new_connections_are_refused() {
     assert!(soon("the end", stopping).await.expect("no panic"), "nothing was cut");
     assert!(kvlane_gateway::testing::is_zero(&pool));
     assert!(std::net::TcpStream::connect(metrics).is_err());
+}
+
+/// Invariant: A gateway that shuts down reports it first, and serves for `server.shutdown_delay`.
+#[tokio::test]
+async fn in_the_delay_clients_are_served_and_asked_to_leave() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.server.shutdown_delay = Duration::from_secs(3600);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (address, metrics) = (gateway.address(), gateway.metrics_address());
+    let mut kept = gateway.client().await;
+    kept.request("GET", "/v1/models", "").await;
+    assert_eq!(kept.reply().await.header("connection"), None);
+    let (mut client, mut call) = gateway.stream(&engine, "one").await;
+    let (fleet, pool) = (gateway.fleet().clone(), gateway.pool("m"));
+    let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
+    let stopping = tokio::spawn(gateway.shut_down_or(async { hurried.await.expect("told") }));
+    eventually("it stops", || fleet.stopping.load(std::sync::atomic::Ordering::Relaxed)).await;
+
+    let mut probe = Client::connect(metrics).await;
+    probe.request("GET", "/readiness", "").await;
+    let reply = probe.reply().await;
+    assert_eq!((reply.status, &reply.json()["stopping"]), (503, &serde_json::json!(true)));
+    probe.request("GET", "/liveness", "").await;
+    assert_eq!(probe.reply().await.status, 200, "operators keep their connections");
+    call.chunk(&event("two")).await;
+    client.see("two").await;
+    call.end_stream().await;
+    assert!(client.rest().await.1, "ended properly");
+    let mut late = Client::connect(address).await;
+    for client in [&mut kept, &mut late, &mut client] {
+        client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+        engine.answer("{}").await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+        assert_eq!(client.closed().await, b"");
+    }
+    hurry.send(()).expect("it waits");
+    assert_eq!(soon("the end", stopping).await.expect("no panic"), Cut::default());
+    assert!(kvlane_gateway::testing::is_zero(&pool));
 }
 
 #[tokio::test]

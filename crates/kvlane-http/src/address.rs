@@ -9,6 +9,8 @@ pub struct Address {
     pub host: String,
     /// Port.
     pub port: u16,
+    /// Whether the port was given; otherwise it is the scheme's.
+    pub has_port: bool,
     /// The value of the `Host` header.
     pub authority: String,
     /// Whether it uses TLS.
@@ -79,6 +81,7 @@ impl Address {
         Ok(Self {
             host: inside.unwrap_or(host).into(),
             port: port.unwrap_or(if tls { 443 } else { 80 }),
+            has_port: port.is_some(),
             authority: authority.as_str().into(),
             tls,
             base_path: uri.path().trim_end_matches('/').into(),

@@ -1,8 +1,8 @@
 //! Whether a request may be placed: its model is served, and its client is within its limits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use kvlane_core::decision::Rejection;
 use kvlane_fleet::snapshot::Served;
 
 use crate::account::Account;
@@ -13,6 +13,9 @@ use crate::proxy::Proxy;
 
 /// Tokens that an answer is charged until its end, where tenants are isolated.
 const ANSWER_TOKENS_APART: f64 = 256.0;
+
+/// Longest name of a model in an error, and for which a request waits.
+const NAME_CHARS_MAX: usize = 200;
 
 /// Admits a request if its client is within its limits.
 pub(super) fn admit(
@@ -55,15 +58,15 @@ pub(super) fn named_pool(proxy: &Proxy, model: &str) -> Result<Arc<Served>, ApiE
     if let Some(served) = table.by_name.get(model) {
         return Ok(Arc::clone(served));
     }
-    let expected = || proxy.fleet.workers().values().any(|worker| worker.model.as_deref() == Some(model));
-    if table.pools.is_empty() || expected() {
-        return Err(no_endpoint(proxy));
+    let name = || model.chars().take(NAME_CHARS_MAX).collect();
+    if table.pools.is_empty() || proxy.fleet.expects(model) {
+        return Err(no_endpoint(proxy, name()));
     }
-    Err(ApiError::UnknownModel(model.chars().take(200).collect()))
+    Err(ApiError::UnknownModel(name()))
 }
 
-/// No worker serves; clients may retry after the next probe.
-pub(super) fn no_endpoint(proxy: &Proxy) -> ApiError {
+/// No worker serves this model; clients may retry after the next probe.
+pub(super) fn no_endpoint(proxy: &Proxy, model: String) -> ApiError {
     let retry_after_s = proxy.settings().probe_interval.as_secs().max(1);
-    ApiError::Rejected { why: Rejection::NoEndpoint, retry_after_s }
+    ApiError::NoEndpoint { model, waited: Duration::ZERO, retry_after_s }
 }

@@ -241,7 +241,7 @@ impl<'a> Attempts<'a> {
     /// An endpoint for a second copy of the request that `first` is late with, or the time to wait before asking
     /// again, if it is too early.
     pub(super) async fn hedge(&mut self, first: &Lease) -> Result<Lease, Option<Duration>> {
-        let endpoints = self.routed.served.pool.endpoints_of(&first.worker);
+        let endpoints = self.routed.served.pool.endpoints_of(first.worker.id);
         let excluded = self.excluded.iter().copied().chain(endpoints).collect();
         let waited = self.proxy.fleet.clock.now() - first.placed;
         let placed = self.proxy.place_hedge(self.routed, waited, &excluded).await;
@@ -384,7 +384,7 @@ impl<'a> Attempts<'a> {
 
     /// The failure is the worker's, so its other ranks are excluded, too.
     fn exclude(&mut self, lease: &Lease) {
-        let endpoints = self.routed.served.pool.endpoints_of(&lease.worker);
+        let endpoints = self.routed.served.pool.endpoints_of(lease.worker.id);
         self.excluded = self.excluded.iter().copied().chain(endpoints).collect();
     }
 

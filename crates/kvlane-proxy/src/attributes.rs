@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use kvlane_core::config::{ConfigError, within, wrong};
-use kvlane_core::request::{SchedulingRequest, SessionKey, TenantKey};
+use kvlane_core::request::{SchedulingRequest, SessionKey, Slo, TenantKey};
 use kvlane_core::section;
 use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -44,10 +45,25 @@ section! {
         ]), in 0..=HEADERS_MAX;
         /// Headers that name the tenant of a request, where several share the fleet. Only hashes are kept.
         pub tenant_headers: Vec<String> =
-            list(&["x-llm-d-inference-fairness-id", "authorization", "x-api-key"]), in 0..=HEADERS_MAX;
-        /// Headers with the priority: -100 to 100, higher first, or a name of `hints.priorities`.
+            list(&[
+                "x-llm-d-inference-fairness-id",
+                "x-gateway-inference-fairness-id",
+                "authorization",
+                "x-api-key",
+            ]), in 0..=HEADERS_MAX;
+        /// Headers with the priority: -100 to 100, higher first, a name of `hints.priorities`, or that of an
+        /// InferenceObjective of the cluster.
         pub priority_headers: Vec<String> =
-            list(&["x-priority", "x-smg-priority", "x-llm-d-inference-objective"]), in 0..=HEADERS_MAX;
+            list(&[
+                "x-priority",
+                "x-smg-priority",
+                "x-llm-d-inference-objective",
+                "x-gateway-inference-objective",
+            ]), in 0..=HEADERS_MAX;
+        /// Headers with the longest time to first token that a request should have, in milliseconds.
+        pub ttft_slo_headers: Vec<String> = list(&["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"]), in 0..=HEADERS_MAX;
+        /// Headers with the longest time per output token, in milliseconds.
+        pub tpot_slo_headers: Vec<String> = list(&["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]), in 0..=HEADERS_MAX;
         /// Priorities by name.
         pub priorities: BTreeMap<String, i8> =
             [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)]
@@ -72,6 +88,8 @@ impl Config {
             ("hints.session_headers", &self.session_headers),
             ("hints.tenant_headers", &self.tenant_headers),
             ("hints.priority_headers", &self.priority_headers),
+            ("hints.ttft_slo_headers", &self.ttft_slo_headers),
+            ("hints.tpot_slo_headers", &self.tpot_slo_headers),
         ];
         for (field, names) in lists {
             for name in names {
@@ -92,7 +110,10 @@ pub struct AttributeReader {
     session_headers: Vec<HeaderName>,
     tenant_headers: Vec<HeaderName>,
     priority_headers: Vec<HeaderName>,
+    slo_headers: [Vec<HeaderName>; 2],
     priorities: BTreeMap<String, i8>,
+    /// Priorities by the name of an objective.
+    objectives: Arc<ArcSwap<BTreeMap<String, i8>>>,
     keys: RandomState,
     salts: SaltKey,
 }
@@ -105,6 +126,7 @@ pub struct Attributes {
     priority: i8,
     output_tokens_max: Option<u32>,
     whole_answer: bool,
+    slo: Slo,
 }
 
 // === impl Attributes ===
@@ -126,16 +148,25 @@ impl AttributeReader {
             session_headers: headers(&config.session_headers),
             tenant_headers: headers(&config.tenant_headers),
             priority_headers: headers(&config.priority_headers),
+            slo_headers: [headers(&config.ttft_slo_headers), headers(&config.tpot_slo_headers)],
+            objectives: Arc::default(),
             priorities: config.priorities.clone(),
             keys: RandomState::new(),
             salts,
         }
     }
 
+    /// The same reader, which also knows these objectives.
+    #[must_use]
+    pub fn with_objectives(self, objectives: Arc<ArcSwap<BTreeMap<String, i8>>>) -> Self {
+        Self { objectives, ..self }
+    }
+
     /// New settings with the same tenant keys. The cache salts stay the same unless there is another salt key.
     pub fn reset(&self, config: &Config, salts: Option<SaltKey>) -> Self {
         let salts = salts.unwrap_or_else(|| self.salts.clone());
-        Self { keys: self.keys.clone(), ..Self::new(config, salts) }
+        let (keys, objectives) = (self.keys.clone(), Arc::clone(&self.objectives));
+        Self { keys, objectives, ..Self::new(config, salts) }
     }
 
     /// Reads the attributes from a request's head and, where its body is parsed, from the body.
@@ -156,6 +187,7 @@ impl AttributeReader {
             priority: self.priority(headers).unwrap_or_default(),
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
+            slo: self.slo(headers),
         }
     }
 
@@ -199,12 +231,22 @@ impl AttributeReader {
         [Tenant::Known(name), Tenant::Named(name)].map(|tenant| TenantKey(self.keys.hash_one(tenant)))
     }
 
+    fn slo(&self, headers: &HeaderMap) -> Slo {
+        let [ttft_ms, tpot_ms] = self
+            .slo_headers
+            .each_ref()
+            .map(|names| names.iter().find_map(|name| headers.get(name)?.to_str().ok()?.trim().parse().ok()));
+        Slo { ttft_ms, tpot_ms }
+    }
+
     fn priority(&self, headers: &HeaderMap) -> Option<i8> {
         self.priority_headers.iter().find_map(|name| {
             let said = headers.get(name)?.to_str().ok()?.trim();
             match said.parse() {
                 Ok(priority) => (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority).then_some(priority),
-                Err(_) => self.priorities.get(said).copied(),
+                Err(_) => {
+                    self.priorities.get(said).copied().or_else(|| self.objectives.load().get(said).copied())
+                }
             }
         })
     }
@@ -225,8 +267,8 @@ impl Attributes {
 
     /// Adds them to a scheduling request.
     pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
-        let Self { session, tenant, priority, output_tokens_max, whole_answer } = self;
-        SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, ..request }
+        let Self { session, tenant, priority, output_tokens_max, whole_answer, slo } = self;
+        SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, slo, ..request }
     }
 }
 

@@ -35,7 +35,11 @@ section! {
         /// Timeout of silence within an answer, of the worker or of a client that does not read.
         #[serde(with = "humantime_serde")]
         pub stream_idle_timeout: Duration = Duration::from_secs(300), in TIME;
-        /// Time for requests in flight to finish after SIGTERM.
+        /// Time after SIGTERM in which connections are still accepted, while `/readiness` and health checks tell load
+        /// balancers to send no more.
+        #[serde(with = "humantime_serde")]
+        pub shutdown_delay: Duration = Duration::ZERO, in TIME_OR_ZERO;
+        /// Time for requests in flight to finish after SIGTERM and `shutdown_delay`.
         #[serde(with = "humantime_serde")]
         pub shutdown_grace: Duration = Duration::from_secs(180), in TIME_OR_ZERO;
         /// Interval of checks whether the configuration file has changed; 0s: only SIGHUP reloads it.

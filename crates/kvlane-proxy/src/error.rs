@@ -1,5 +1,7 @@
 //! The one place where errors become HTTP: status, envelope, retry advice.
 
+use std::time::Duration;
+
 use http::{HeaderValue, StatusCode, header};
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
@@ -29,7 +31,7 @@ pub enum ApiError {
     MissingField(String),
     /// The body did not arrive in time.
     #[error("the request body did not arrive within {0:?}")]
-    BodyTimeout(std::time::Duration),
+    BodyTimeout(Duration),
     /// The body is too large.
     #[error("the request body is larger than {limit} bytes: shorten it, or raise --max-payload-size")]
     TooLarge {
@@ -79,6 +81,16 @@ pub enum ApiError {
         /// The methods that it takes.
         allow: &'static str,
     },
+    /// No endpoint of the model takes requests.
+    #[error("{}", no_endpoint_text(model, *waited))]
+    NoEndpoint {
+        /// The model; empty if the request names none.
+        model: String,
+        /// How long the request has waited for one.
+        waited: Duration,
+        /// `Retry-After`, in seconds.
+        retry_after_s: u64,
+    },
     /// The scheduler rejected the request.
     #[error("{}", rejection_text(*why))]
     Rejected {
@@ -116,7 +128,7 @@ pub enum ApiError {
         /// The worker.
         worker: String,
         /// The limit.
-        limit: std::time::Duration,
+        limit: Duration,
     },
     /// The client is not authorized.
     #[error(transparent)]
@@ -131,14 +143,24 @@ pub enum ApiError {
     },
 }
 
+fn no_endpoint_text(model: &str, waited: Duration) -> String {
+    let of = if model.is_empty() { String::new() } else { format!(" for the model `{model}`") };
+    let waited = match waited.as_secs_f64() {
+        0.0 => String::new(),
+        seconds => format!(" after {seconds:.1} s of waiting (routing.empty_pool_timeout)"),
+    };
+    format!("no endpoint is ready{of}{waited}: try again later; GET /readiness shows which are down and why")
+}
+
 fn rejection_text(why: Rejection) -> &'static str {
     match why {
-        Rejection::NoEndpoint => {
-            "no endpoint is ready for this model: GET /readiness shows which are down and why"
-        }
+        Rejection::NoEndpoint => "no endpoint is ready for this request: try again later",
         Rejection::QueueFull => "too many requests are waiting for this model: try again later",
         Rejection::QueueTimeout => "the request waited too long in the queue: try again later",
         Rejection::BudgetSpent => "the retry budget is spent: try again later",
+        Rejection::SloMissed => {
+            "no endpoint can meet the latency objectives of this request, whose priority is negative: try again later"
+        }
     }
 }
 
@@ -176,7 +198,9 @@ impl ApiError {
             Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
             Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Upstream { error, .. } if error.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
@@ -223,10 +247,11 @@ impl ApiError {
         Self::HeadTooLarge { .. } => "head_too_large",
         Self::NoMemory => "body_memory_full",
         Self::WrongMethod { .. } => "method_not_allowed",
-        Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
+        Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
         Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
         Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
         Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
+        Self::Rejected { why: Rejection::SloMissed, .. } => "slo_missed",
         Self::RateLimited(_) => "rate_limited",
         Self::Upstream { .. } => "upstream_error",
         Self::KillsEngines { .. } => "request_fails_engines",
@@ -246,7 +271,9 @@ impl ApiError {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
         }
         let retry_after_s = match &self {
-            Self::Rejected { retry_after_s, .. } => Some(*retry_after_s),
+            Self::NoEndpoint { retry_after_s, .. } | Self::Rejected { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
             Self::RateLimited(limited) => Some(limited.retry_after_s()),
             Self::NoMemory => Some(NO_MEMORY_FOR_S),
             _ => None,

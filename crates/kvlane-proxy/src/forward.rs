@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode};
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::Api;
 use tokio::time::Instant;
@@ -18,6 +18,7 @@ use crate::attempt::{Attempts, Outcome};
 use crate::attempt_trace::Attempt;
 use crate::body::Body;
 use crate::deadlines::Deadlines;
+use crate::endpoint_wait::EndpointWait;
 use crate::engine_request::RANK;
 use crate::error::ApiError;
 use crate::hedge::{self, Sending};
@@ -56,7 +57,7 @@ impl Wanted {
     }
 }
 
-/// Answers a client request from the fleet.
+/// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may.
 pub(super) async fn forward(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
@@ -67,6 +68,26 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
+    let mut wait = EndpointWait::new(proxy, account, deadline);
+    loop {
+        let body = body.clone();
+        match serve(proxy, upstreams, wanted, parts, body, account, (deadlines, deadline)).await {
+            Err(error) => wait.after(error).await?,
+            answered => return answered,
+        }
+    }
+}
+
+/// Answers a client request from the endpoints that there are.
+async fn serve(
+    proxy: &Arc<Proxy>,
+    upstreams: &Arc<Connections>,
+    wanted: Wanted,
+    parts: &Parts,
+    body: Bytes,
+    account: &Arc<Account>,
+    (deadlines, deadline): (Deadlines, Instant),
+) -> Result<Response<Body>, ApiError> {
     let (routed, salted) = match wanted {
         Wanted::Api(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
         Wanted::Passed(passing) => passed::route(proxy, passing, parts, &body, account, deadline)?,
@@ -87,8 +108,7 @@ pub(super) async fn forward(
             Ok(lease) => lease,
             // The last attempt's error says more.
             Err(refused) => {
-                let pool = &routed.served.pool;
-                return attempts.said().unwrap_or_else(|| Err(rejected(proxy, pool, refused)));
+                return attempts.said().unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
             }
         };
         let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
@@ -119,7 +139,7 @@ pub(super) async fn forward(
             }
         }
         if !Box::pin(attempts.go_on(upstreams)).await {
-            return attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy)));
+            return attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
         }
     }
 }
@@ -140,11 +160,11 @@ pub(super) fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> 
     }
 }
 
-pub(super) fn rejected(proxy: &Proxy, pool: &ModelPool, refused: Refused) -> ApiError {
+pub(super) fn rejected(proxy: &Proxy, served: &Served, refused: Refused) -> ApiError {
     match refused.why {
-        Rejection::NoEndpoint => no_endpoint(proxy),
+        Rejection::NoEndpoint => no_endpoint(proxy, served.name().into()),
         why => {
-            pool.metrics.shed.refused(proxy.fleet.clock.now(), why);
+            served.pool.metrics.shed.refused(proxy.fleet.clock.now(), why);
             let retry_after_s = refused.retry_after.0.div_ceil(1_000_000_000).max(1);
             ApiError::Rejected { why, retry_after_s }
         }
@@ -222,7 +242,7 @@ mod tests {
         let world = World::new(1);
         for (nanos, seconds) in [(0, 1), (1_000_000_000, 1), (1_000_000_001, 2)] {
             let refused = Refused { why: Rejection::QueueFull, retry_after: Nanos(nanos) };
-            let error = rejected(&world.proxy, &world.pool, refused);
+            let error = rejected(&world.proxy, &world.routed().served, refused);
             assert!(
                 matches!(error, ApiError::Rejected { why: Rejection::QueueFull, retry_after_s } if retry_after_s == seconds),
                 "{nanos} ns"

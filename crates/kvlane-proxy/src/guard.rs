@@ -94,6 +94,7 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     let clients = matches!(port, Port::Clients { .. });
     let needed = match (clients, operates) {
         _ if own.is_some_and(|own| own.audience == Audience::Open) => false,
+        (false, _) if auth.opens_metrics() && own.is_some_and(OwnPath::is_metrics) => false,
         // A proxy that is reachable from other machines may be in front of this port.
         (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
         (false, _) => auth.operators_need_a_key(),
@@ -108,6 +109,17 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
         let message =
             "this path is for operators: configure keys (auth.keys) and send one with the path's role, or listen on \
              loopback only".into();
+        return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
+    }
+    if operates
+        && port == (Port::Operators { loopback: false })
+        && auth.closes_admin()
+        && !own.is_some_and(OwnPath::is_metrics)
+    {
+        let message =
+            "without a key for operators this port serves only /metrics and health: set a key with the role \
+             viewer or admin (auth.keys, `kvlane key new`) and send it"
+                .into();
         return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
     }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());
@@ -162,6 +174,9 @@ pub(super) fn keeps_apart(proxy: &Proxy, port: Port, parts: &Parts) -> bool {
 pub(super) fn shows_workers(proxy: &Proxy, port: Port, parts: &Parts) -> bool {
     let auth = proxy.auth();
     let known = auth::identity(parts).map(Arc::as_ref);
+    if port == (Port::Operators { loopback: false }) && auth.closes_admin() {
+        return false;
+    }
     !auth.has_keys()
         || known.is_some_and(|identity| identity.role != Role::User)
         || (matches!(port, Port::Operators { .. }) && !auth.operators_need_a_key())

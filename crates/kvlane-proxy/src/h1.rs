@@ -55,8 +55,6 @@ const LINGER: Duration = Duration::from_secs(10);
 /// One client's connection.
 pub(super) struct Client {
     service: Arc<Service>,
-    /// The gateway stops: no further request is read.
-    stop: CancellationToken,
     socket: Socket,
     /// Bytes received and not parsed yet.
     buffer: BytesMut,
@@ -67,6 +65,7 @@ pub(super) struct Client {
     out: PendingOutput,
     /// Deadline for a request head.
     alarm: Pin<Box<Sleep>>,
+    /// The gateway stops: no further request is read.
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -112,10 +111,9 @@ enum End {
 
 impl Client {
     pub(super) fn new(service: Arc<Service>, stop: CancellationToken, socket: Socket) -> Self {
-        let (held, stopped) = (service.proxy.memory.share(), stop.clone().cancelled_owned());
+        let (held, stopped) = (service.proxy.memory.share(), stop.cancelled_owned());
         Self {
             service,
-            stop,
             socket,
             buffer: BytesMut::new(),
             held,
@@ -168,7 +166,7 @@ impl Client {
             coming = PendingInput::Nothing;
         }
         let closes = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
-        let stays = keeps_alive && coming == PendingInput::Nothing && !closes && !self.stop.is_cancelled();
+        let stays = keeps_alive && coming == PendingInput::Nothing && !closes && !self.service.retires();
         let (end, mut body) = self.begin(answer, is_head, version, stays);
         poll_fn(|cx| self.poll_answer(cx, &mut body, end)).await?;
         drop(body);

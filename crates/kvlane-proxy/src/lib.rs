@@ -16,6 +16,7 @@ pub mod body;
 pub mod config;
 mod count;
 mod deadlines;
+mod endpoint_wait;
 mod engine_request;
 pub mod error;
 pub mod error_format;

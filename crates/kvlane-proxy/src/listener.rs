@@ -41,6 +41,8 @@ const H2_STREAMS_MAX: u32 = 1024;
 pub struct Listener {
     /// Answers their requests.
     pub service: Arc<Service>,
+    /// Asks clients to leave: connections that are open by then end after their requests.
+    pub retire: CancellationToken,
     /// Stops reading new requests.
     pub stop: CancellationToken,
     /// The tasks of open connections.
@@ -131,6 +133,8 @@ impl Listener {
         stream_max: Duration,
     ) -> hyper::Result<()> {
         let stop = self.stop.clone();
+        // A client that connects after it was asked to leave has no other place to go yet.
+        let retire = if self.retire.is_cancelled() { stop.clone() } else { self.retire.clone() };
         let service = service_fn(move |request: Request<Incoming>| {
             let listener = Arc::clone(&self);
             async move {
@@ -149,6 +153,7 @@ impl Listener {
         let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
         tokio::select! {
             ended = connection.as_mut() => return ended,
+            () = retire.cancelled() => connection.as_mut().graceful_shutdown(),
             () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
         }
         connection.await

@@ -159,7 +159,7 @@ fn pool(proxy: &Proxy, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiEr
     }
     let table = proxy.fleet.snapshot();
     match table.pools.iter().map(|pool| &pool.model).min() {
-        None => Err(no_endpoint(proxy)),
+        None => Err(no_endpoint(proxy, String::new())),
         Some(first) => named_pool(proxy, first),
     }
 }

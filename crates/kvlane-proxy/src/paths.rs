@@ -70,6 +70,11 @@ impl OwnPath {
         self.path.split_once('{').map(|(prefix, _)| prefix)
     }
 
+    /// Whether it is the path that Prometheus reads.
+    pub fn is_metrics(&self) -> bool {
+        self.path == "/metrics"
+    }
+
     /// Whether it is for operators.
     pub fn is_for_operators(&self) -> bool {
         self.audience == Audience::Operators

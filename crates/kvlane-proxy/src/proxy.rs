@@ -50,7 +50,9 @@ impl Proxy {
     /// A proxy that serves no request yet.
     pub fn new(fleet: Arc<Fleet>, settings: Settings, auth: Auth, tls: Tls) -> Self {
         let salts = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
-        let (reader, limits) = (AttributeReader::new(&settings.attributes, salts), Limits::default());
+        let objectives = Arc::clone(&fleet.discovery.objectives);
+        let reader = AttributeReader::new(&settings.attributes, salts).with_objectives(objectives);
+        let limits = Limits::default();
         limits.configure(&settings.limits, &reader);
         Self {
             fleet,

@@ -159,7 +159,7 @@ impl Asked {
             // A chat can continue as a completion, but not the reverse.
             parts.uri = Uri::from_static("/v1/completions");
         }
-        let dead = routed.served.pool.endpoints_of(dead);
+        let dead = routed.served.pool.endpoints_of(dead.id);
         let excluded = self.excluded.iter().copied().chain(dead).collect();
         let deadlines = Deadlines::of(&proxy.settings(), self.parts.uri.path());
         let mut attempts = Attempts::new(proxy, routed, excluded, deadlines).again();

@@ -148,7 +148,7 @@ fn only_pool(proxy: &Proxy, api: Api) -> Result<Arc<Served>, ApiError> {
     let engine_api =
         matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
     match &proxy.fleet.snapshot().pools[..] {
-        [] => Err(no_endpoint(proxy)),
+        [] => Err(no_endpoint(proxy, String::new())),
         [pool] if engine_api => named_pool(proxy, &pool.model),
         _ => Err(ApiError::MissingField(
             "`model` is missing: name one of those that GET /v1/models lists".into(),

@@ -1,6 +1,7 @@
 //! One request of a client: admits it, reads its body, answers it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -69,6 +70,11 @@ impl Service {
             Err(error) => Err(error),
         };
         Received { parts, error_format, account, read, held }
+    }
+
+    /// Whether clients of this port are asked to leave: each answer closes its connection.
+    pub(crate) fn retires(&self) -> bool {
+        self.proxy.fleet.stopping.load(Ordering::Relaxed) && matches!(self.port, Port::Clients { .. })
     }
 
     async fn let_in(

@@ -2,7 +2,6 @@
 
 mod commands;
 mod config;
-mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 

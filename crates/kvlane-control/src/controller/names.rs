@@ -11,7 +11,7 @@ use kvlane_fleet::snapshot::{Served, Snapshot};
 use kvlane_fleet::worker::{ServedName, WorkerId};
 
 /// Lists the names that `workers` serve, and removes pools without endpoints.
-pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<ServedName>)]) {
+pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Arc<[ServedName]>)]) {
     snapshot.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
     snapshot.by_name.clear();
     snapshot.cards.clear();
@@ -19,10 +19,9 @@ pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<Serv
     let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
     let mut adapters: HashSet<&str> = HashSet::new();
     for (worker, names) in workers {
-        for ServedName { name, base, card } in names {
+        for ServedName { name, base, card } in names.iter() {
             let Some(pool) = pools.iter().find(|pool| pool.model == *base) else { continue };
-            let own = pool.endpoints().into_iter().filter(|endpoint| endpoint.worker.id == *worker);
-            let own: Vec<EndpointId> = own.map(|endpoint| endpoint.id).collect();
+            let own = pool.endpoints_of(*worker);
             if own.is_empty() {
                 continue;
             }
@@ -75,7 +74,7 @@ mod tests {
     use kvlane_fleet::settings::Settings;
     use kvlane_fleet::tokenize::Counting;
     use kvlane_fleet::worker::config::WorkerSpec;
-    use kvlane_fleet::worker::{Rank, Worker};
+    use kvlane_fleet::worker::{Origin, Rank, Worker};
     use kvlane_wire::models;
     use serde_json::json;
     use tokio::sync::mpsc;
@@ -89,7 +88,7 @@ mod tests {
         let (drained, _) = mpsc::unbounded_channel();
         let pool = ModelPool::new(model, router, Counting::Estimate, metrics, Clock::start(1.0), drained);
         let spec = WorkerSpec::new(format!("http://127.0.0.1:{worker}"));
-        let worker = Worker::new(WorkerId(worker.into()), &spec, None).expect("a good URL");
+        let worker = Worker::new(WorkerId(worker.into()), &spec, Origin::Config, None).expect("a good URL");
         pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None).expect("room for one");
         Arc::new(pool)
     }
@@ -104,9 +103,9 @@ mod tests {
         let mut snapshot = Snapshot { pools: vec![pool_of("a", 3), pool_of("b", 2)], ..Snapshot::default() };
         let workers = [
             // Not in the pool yet.
-            (WorkerId(1), vec![served("x", "a")]),
-            (WorkerId(2), vec![served("x", "b")]),
-            (WorkerId(3), vec![served("y", "a")]),
+            (WorkerId(1), [served("x", "a")].into()),
+            (WorkerId(2), [served("x", "b")].into()),
+            (WorkerId(3), [served("y", "a")].into()),
         ];
         list_names(&mut snapshot, &workers);
         let pools = snapshot.by_name.iter().map(|(name, served)| (&**name, &*served.pool.model));

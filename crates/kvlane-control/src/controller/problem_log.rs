@@ -133,8 +133,8 @@ mod tests {
     use std::io;
 
     use http::Method;
-    use kvlane_fleet::worker::WorkerId;
     use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_fleet::worker::{Origin, WorkerId};
     use kvlane_http::secret::Secret;
 
     use super::*;
@@ -157,7 +157,7 @@ mod tests {
 
     fn worker(key: Option<&str>) -> Worker {
         let spec = WorkerSpec { api_key: key.map(Secret::new), ..WorkerSpec::new("http://gpu:8000") };
-        Worker::new(WorkerId(1), &spec, None).expect("right")
+        Worker::new(WorkerId(1), &spec, Origin::Config, None).expect("right")
     }
 
     #[test]

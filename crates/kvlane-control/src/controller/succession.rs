@@ -19,7 +19,12 @@ impl Controller {
     /// # Errors
     /// Why it cannot be added.
     pub fn replace(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
-        let worker = self.take_in(self.configured(spec)?, true)?;
+        self.replace_by(self.configured(spec)?)
+    }
+
+    /// Replaces all workers with the URL of this one by it.
+    pub(crate) fn replace_by(self: &Arc<Self>, worker: Worker) -> Result<Arc<Worker>, AddError> {
+        let worker = self.take_in(worker, true)?;
         for before in self.workers() {
             if before.url != worker.url || before.id == worker.id {
                 continue;
@@ -63,17 +68,17 @@ impl Controller {
         !state.leaving
     }
 
-    /// A worker has answered or failed its first probe, or leaves; `done` if its predecessors need not wait for it
+    /// Workers have answered or failed their first probe, or leave; `done` if their predecessors need not wait for them
     /// any more.
-    pub(super) fn settle_predecessors(self: &Arc<Self>, worker: &Worker, done: bool) {
+    pub(super) fn settle_predecessors(self: &Arc<Self>, workers: &[WorkerId], done: bool) {
         for before in self.workers() {
             {
                 let mut state = before.state();
-                if state.leaving || !state.successors.contains(&worker.id) {
+                if state.leaving || !state.successors.iter().any(|id| workers.contains(id)) {
                     continue;
                 }
                 if done {
-                    state.successors.retain(|id| *id != worker.id);
+                    state.successors.retain(|id| !workers.contains(id));
                 }
             }
             self.leave_if_replaced(&before);
@@ -107,7 +112,7 @@ impl Controller {
     }
 
     /// Whether the first probes of a worker have had a result, good or bad.
-    fn is_judged(&self, id: WorkerId) -> bool {
+    pub(super) fn is_judged(&self, id: WorkerId) -> bool {
         let worker = self.fleet.workers().get(&id).cloned();
         worker.is_none_or(|worker| {
             let state = worker.state();

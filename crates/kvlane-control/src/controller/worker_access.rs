@@ -3,10 +3,12 @@
 //! Workers in the configuration are trusted by the operator. A caller that adds a worker through the admin API
 //! chooses the address that the gateway connects to: there the gateway sends no key except the one the caller gave.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use kvlane_fleet::discovery;
 use kvlane_fleet::worker::config::WorkerSpec;
-use kvlane_fleet::worker::{Worker, WorkerId};
+use kvlane_fleet::worker::{Origin, Worker, WorkerId};
 use kvlane_http::network::Unreachable;
 use kvlane_http::secret::Secret;
 use kvlane_wire::engine::resolve;
@@ -19,7 +21,8 @@ use super::{AddError, Controller, WORKERS_MAX};
 impl Controller {
     /// A worker of the configuration, with the configuration's key if it has none of its own.
     pub(super) fn configured(&self, spec: &WorkerSpec) -> Result<Worker, AddError> {
-        let worker = Worker::new(self.fleet.next_worker_id(), spec, None).map_err(AddError::BadUrl)?;
+        let worker =
+            Worker::new(self.fleet.next_worker_id(), spec, Origin::Config, None).map_err(AddError::BadUrl)?;
         let settings = self.fleet.settings();
         worker
             .upstream
@@ -39,7 +42,8 @@ impl Controller {
             return Err(AddError::BadUrl(why.into()));
         }
         let networks = Some(Arc::clone(&self.allowed));
-        let worker = Worker::new(self.fleet.next_worker_id(), spec, networks).map_err(AddError::BadUrl)?;
+        let worker = Worker::new(self.fleet.next_worker_id(), spec, Origin::Admin, networks)
+            .map_err(AddError::BadUrl)?;
         let allowed = self.allowed.load_full();
         let limit = self.fleet.settings().upstream.connect_timeout;
         for place in places_of(spec, &worker) {
@@ -52,10 +56,37 @@ impl Controller {
         self.take_in(worker, false)
     }
 
-    /// Updates the API keys of the configuration's workers. Workers added through the admin API keep theirs.
+    /// A worker that a source of discovery names. It gets the configuration's key if it has none of its own: the
+    /// configuration says which pods or names are workers. What is in the workers file is trusted as the configuration
+    /// is; addresses from elsewhere must be allowed, now and at every connection.
+    pub(crate) fn found(
+        &self,
+        spec: &WorkerSpec,
+        source: &'static str,
+        key: &str,
+    ) -> Result<Worker, AddError> {
+        let (origin, is_file) = (Origin::Found { source, key: key.into() }, source == discovery::FILE);
+        let networks = (!is_file).then(|| Arc::clone(&self.allowed));
+        let worker =
+            Worker::new(self.fleet.next_worker_id(), spec, origin, networks).map_err(AddError::BadUrl)?;
+        let allowed = self.allowed.load();
+        // Names are resolved, and their addresses checked, when a connection is made.
+        let addresses = places_of(spec, &worker).into_iter().filter_map(|place| place.parse().ok());
+        for address in addresses.filter(|_| !is_file).map(|place: SocketAddr| place.ip()) {
+            allowed.check(address).map_err(AddError::Refused)?;
+        }
+        let settings = self.fleet.settings();
+        worker
+            .upstream
+            .set_key(key_of(spec, settings.upstream.api_key.as_ref()))
+            .map_err(AddError::BadUrl)?;
+        Ok(worker)
+    }
+
+    /// Updates the API keys of workers. Workers added through the admin API keep theirs.
     pub fn show_keys(&self) {
         let settings = self.fleet.settings();
-        for worker in self.workers().iter().filter(|worker| worker.is_configured()) {
+        for worker in self.workers().iter().filter(|worker| worker.origin != Origin::Admin) {
             if let Err(problem) =
                 worker.upstream.set_key(key_of(&worker.spec, settings.upstream.api_key.as_ref()))
             {
@@ -75,7 +106,7 @@ pub fn check_workers(workers: &[WorkerSpec], api_key: Option<&Secret>) -> Result
     }
     for (n, spec) in workers.iter().enumerate() {
         let named = |why: String| AddError::BadUrl(format!("workers[{n}] {}: {why}", spec.url));
-        let worker = Worker::new(WorkerId(0), spec, None).map_err(named)?;
+        let worker = Worker::new(WorkerId(0), spec, Origin::Config, None).map_err(named)?;
         worker.upstream.set_key(key_of(spec, api_key)).map_err(named)?;
     }
     Ok(())

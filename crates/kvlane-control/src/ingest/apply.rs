@@ -580,7 +580,7 @@ mod tests {
     use kvlane_fleet::settings::Settings;
     use kvlane_fleet::tokenize::{Tokenizers, Tokens};
     use kvlane_fleet::worker::config::WorkerSpec;
-    use kvlane_fleet::worker::{Rank, Worker, WorkerId};
+    use kvlane_fleet::worker::{Origin, Rank, Worker, WorkerId};
 
     use super::*;
     use crate::testing::{Told, batch};
@@ -600,7 +600,8 @@ mod tests {
             let settings = Settings::default();
             let fleet = Fleet::new(settings, Arc::default(), Clock::start(1.0), tokenizers, drained);
             let worker =
-                Worker::new(WorkerId(1), &WorkerSpec::new("http://10.0.0.1:1"), None).expect("a worker");
+                Worker::new(WorkerId(1), &WorkerSpec::new("http://10.0.0.1:1"), Origin::Config, None)
+                    .expect("a worker");
             let source = Source {
                 address: "10.0.0.1:2".into(),
                 replay: replay.then(|| "10.0.0.1:3".into()),

@@ -176,6 +176,12 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     if is(has::HEDGE) {
         request.hedge = Some(Nanos(rest.number()?));
     }
+    if is(has::TTFT_SLO) {
+        request.slo.ttft_ms = Some(rest.u32()?);
+    }
+    if is(has::TPOT_SLO) {
+        request.slo.tpot_ms = Some(rest.u32()?);
+    }
     request.whole_answer = is(has::WHOLE_ANSWER);
     if is(has::BLOCK_TOKENS) {
         memory.block_tokens = rest.u32()?;

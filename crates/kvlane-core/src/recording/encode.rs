@@ -66,8 +66,13 @@ pub(super) const NANOS_ON: u8 = 2;
 pub(super) const NANOS_BACK: u8 = 3;
 
 /// Rejection reasons by number.
-pub(super) const REJECTIONS: [Rejection; 4] =
-    [Rejection::NoEndpoint, Rejection::QueueFull, Rejection::QueueTimeout, Rejection::BudgetSpent];
+pub(super) const REJECTIONS: [Rejection; 5] = [
+    Rejection::NoEndpoint,
+    Rejection::QueueFull,
+    Rejection::QueueTimeout,
+    Rejection::BudgetSpent,
+    Rejection::SloMissed,
+];
 
 /// Flags for optional fields of a request.
 pub(super) mod has {
@@ -83,6 +88,8 @@ pub(super) mod has {
     pub(in super::super) const WHOLE_ANSWER: u64 = 1 << 9;
     pub(in super::super) const HEDGE: u64 = 1 << 10;
     pub(in super::super) const BLOCK_TOKENS: u64 = 1 << 11;
+    pub(in super::super) const TTFT_SLO: u64 = 1 << 12;
+    pub(in super::super) const TPOT_SLO: u64 = 1 << 13;
 }
 
 /// State of encoder and decoder within a segment.
@@ -240,6 +247,7 @@ impl Memory {
             whole_answer,
             hedge,
             head,
+            slo,
             name,
         } = request;
         self.begin(out, Kind::Arrived, now, Some(*id));
@@ -257,6 +265,8 @@ impl Memory {
             | flag(output_tokens_max.is_some(), has::OUTPUT_MAX)
             | flag(*whole_answer, has::WHOLE_ANSWER)
             | flag(hedge.is_some(), has::HEDGE)
+            | flag(slo.ttft_ms.is_some(), has::TTFT_SLO)
+            | flag(slo.tpot_ms.is_some(), has::TPOT_SLO)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -275,6 +285,8 @@ impl Memory {
         }
         output_tokens_max.iter().for_each(|max| put(out, u64::from(*max)));
         hedge.iter().for_each(|waited| put(out, waited.0));
+        slo.ttft_ms.iter().for_each(|most| put(out, u64::from(*most)));
+        slo.tpot_ms.iter().for_each(|most| put(out, u64::from(*most)));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));
             self.block_tokens = block_tokens;

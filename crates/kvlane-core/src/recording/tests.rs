@@ -11,7 +11,7 @@ use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{RequestKey, SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
@@ -34,9 +34,15 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let keys = || prop::option::of(prop_oneof![0u64..5, any::<u64>()]);
     let numbers = (ids(), any::<u32>(), 0u32..3, any::<i8>(), prop::option::of(any::<u32>()));
     let hedge = prop::option::of(any::<u64>().prop_map(Nanos));
-    let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3));
+    let most = || prop::option::of(any::<u32>());
+    let slo = (most(), most()).prop_map(|(ttft_ms, tpot_ms)| Slo { ttft_ms, tpot_ms });
+    let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo);
     (numbers, (keys(), keys(), keys(), keys()), flags).prop_map(
-        |((id, tokens, attempt, priority, max), (session, tenant, head, name), (whole, hedge, excluded))| {
+        |(
+            (id, tokens, attempt, priority, max),
+            (session, tenant, head, name),
+            (whole, hedge, excluded, slo),
+        )| {
             SchedulingRequest {
                 attempt,
                 priority,
@@ -47,6 +53,7 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
                 name: name.map(RequestKey),
                 whole_answer: whole,
                 hedge,
+                slo,
                 excluded: excluded.into(),
                 ..SchedulingRequest::new(id, tokens)
             }

@@ -93,6 +93,9 @@ impl Scheduler {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
         if fit == Some(Choice::Rows) {
+            if !self.keep_within_slo(request) {
+                return self.refuse(now, request, false, Rejection::SloMissed, out);
+            }
             self.queue.pass(Account::of(request, lane));
             self.enter(now, request.session);
             return self.place(now, &waiting, lane, out);
@@ -199,7 +202,10 @@ impl Scheduler {
         }
         let retry_after = match why {
             Rejection::NoEndpoint => Nanos::ZERO,
-            Rejection::QueueFull | Rejection::QueueTimeout | Rejection::BudgetSpent => self.retry_after(now),
+            Rejection::QueueFull
+            | Rejection::QueueTimeout
+            | Rejection::BudgetSpent
+            | Rejection::SloMissed => self.retry_after(now),
         };
         out.push(Output::Reject { request: request.id, refused: Refused { why, retry_after } });
     }
@@ -263,6 +269,9 @@ impl Scheduler {
         let Some(Dequeued { waiting, lane, place }) = self.dequeued.remove(&request) else { return };
         self.queue_blocked = false;
         match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
+            Choice::Rows if !self.keep_within_slo(&waiting.request) => {
+                self.refuse(now, &waiting.request, true, Rejection::SloMissed, out)
+            }
             Choice::Rows => self.place(now, &waiting, lane, out),
             Choice::Later => self.queue.put_back(place, waiting),
             Choice::NoEndpoint => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),

@@ -15,6 +15,7 @@ mod in_flight;
 mod learning;
 mod messages;
 mod shadow;
+mod slo;
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,12 @@
 //! The configuration section `discovery`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::config::{ConfigError, TIME, wrong};
 use kvlane_core::section;
+use kvlane_http::address::Address;
 
 section! {
     /// Where workers are found while the gateway runs, in addition to those in `workers`.
@@ -16,7 +18,7 @@ section! {
         pub dns: Vec<String> = Vec::new(), in 0..=64;
         /// A YAML or JSON file with a list of workers, as under `workers`. A change of the file takes effect at once.
         pub workers_file: Option<PathBuf> = None;
-        /// How long readiness waits at start for the sources to report and their workers to be probed.
+        /// How long readiness waits at start for the sources to report their workers.
         #[serde(with = "humantime_serde")]
         pub sync_timeout: Duration = Duration::from_secs(30), in TIME;
     }
@@ -56,7 +58,21 @@ impl Discovery {
     /// # Errors
     /// The first invalid field.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.kubernetes.validate()
+        self.kubernetes.validate()?;
+        for (n, url) in self.dns.iter().enumerate() {
+            let field = format!("discovery.dns[{n}]");
+            match Address::parse(url) {
+                Err(problem) => return wrong(&field, problem),
+                Ok(address) if address.host.parse::<IpAddr>().is_ok() => {
+                    return wrong(
+                        &field,
+                        format!("'{url}' has no host name to resolve: write it under `workers`"),
+                    );
+                }
+                Ok(_) => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -66,6 +82,12 @@ impl Kubernetes {
     fn validate(&self) -> Result<(), ConfigError> {
         if !self.enabled {
             return Ok(());
+        }
+        if self.ports.contains(&0) {
+            return wrong(
+                "discovery.kubernetes.ports",
+                "port 0 is not valid: write the port of the engine".into(),
+            );
         }
         let by_role = self.prefill_selector.is_some() || self.decode_selector.is_some();
         let ways = [self.selector.is_some(), self.service.is_some(), self.inference_pool.is_some(), by_role];

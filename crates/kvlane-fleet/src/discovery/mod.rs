@@ -16,6 +16,13 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::worker::config::WorkerSpec;
 
+/// The source that watches a Kubernetes API server.
+pub const KUBERNETES: &str = "kubernetes";
+/// The source that resolves host names.
+pub const DNS: &str = "dns";
+/// The source that reads a file.
+pub const FILE: &str = "file";
+
 /// A worker that a source names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
@@ -55,6 +62,10 @@ pub struct Status {
     pub workers: usize,
     /// What it left out and why.
     pub left_out: Vec<String>,
+    /// Which of the workers that it names were not added, and why.
+    pub not_added: Vec<String>,
+    /// Whether the workers that it named first have been added.
+    pub applied: bool,
 }
 
 /// A source as the rest of the gateway sees it.
@@ -75,24 +86,35 @@ struct Shared {
 pub struct Discovery {
     sources: Mutex<Vec<Seen>>,
     /// Priorities by objective name (`InferenceObjective` resources).
-    pub objectives: ArcSwap<BTreeMap<String, i8>>,
+    pub objectives: Arc<ArcSwap<BTreeMap<String, i8>>>,
 }
 
 // === impl Discovery ===
 
 impl Discovery {
-    /// Adds a source.
+    /// Adds a source, in place of one with the same name.
     pub fn source(&self, name: &'static str, clock: Clock) -> (Source, Seen) {
         let shared = Arc::new(Shared { name, clock, status: Mutex::default() });
         let (sender, targets) = watch::channel(None);
         let seen = Seen { shared: Arc::clone(&shared), targets };
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(seen.clone());
+        let mut sources = self.listed();
+        sources.retain(|source| source.name() != name);
+        sources.push(seen.clone());
         (Source { shared, targets: sender }, seen)
+    }
+
+    /// Removes a source that has been stopped.
+    pub fn forget(&self, name: &str) {
+        self.listed().retain(|source| source.name() != name);
     }
 
     /// All sources.
     pub fn sources(&self) -> Vec<Seen> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.listed().clone()
+    }
+
+    fn listed(&self) -> MutexGuard<'_, Vec<Seen>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every source has published: before that, the fleet is not complete.
@@ -106,12 +128,18 @@ impl Discovery {
 impl Source {
     /// Replaces all that the source names. It is up to date now.
     pub fn publish(&self, targets: Targets) {
+        self.confirm();
+        self.put(targets);
+    }
+
+    /// Replaces all that the source names. Whether it is up to date is said apart: a source with several parts may
+    /// know a change of one part while it cannot reach another.
+    pub fn put(&self, targets: Targets) {
         {
             let mut status = self.shared.status();
             status.workers = targets.workers.len();
             status.left_out.clone_from(&targets.problems);
         }
-        self.confirm();
         self.targets.send_if_modified(|before| {
             let changed = before.as_deref() != Some(&targets);
             if changed {
@@ -151,6 +179,14 @@ impl Seen {
         self.shared.status().clone()
     }
 
+    /// The workers that it names have been added, except for these. Returns those that are news, to be logged.
+    pub fn applied(&self, not_added: Vec<String>) -> Vec<String> {
+        let mut status = self.shared.status();
+        status.applied = true;
+        let before = std::mem::replace(&mut status.not_added, not_added);
+        status.not_added.iter().filter(|why| !before.contains(why)).cloned().collect()
+    }
+
     /// Waits for the next change, and returns all that the source names; none when the source has ended.
     pub async fn next(&mut self) -> Option<Arc<Targets>> {
         loop {
@@ -178,6 +214,29 @@ mod tests {
         let target =
             |url: &&str| Target { key: (*url).into(), spec: WorkerSpec::new(*url), terminating: false };
         Targets { workers: urls.iter().map(target).collect(), problems: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_not_added_is_news_once() {
+        let discovery = Discovery::default();
+        let (_source, seen) = discovery.source(FILE, Clock::start(1.0));
+        let why = |all: &[&str]| all.iter().map(|why| (*why).to_owned()).collect::<Vec<_>>();
+        assert_eq!(seen.applied(why(&["a", "b"])), ["a", "b"]);
+        assert_eq!(seen.applied(why(&["b", "c"])), ["c"]);
+        assert_eq!(seen.applied(why(&["a"])), ["a"], "it is wrong again");
+        assert_eq!(seen.status().not_added, ["a"]);
+    }
+
+    #[test]
+    fn a_source_takes_the_place_of_another_with_its_name() {
+        let (discovery, clock) = (Discovery::default(), Clock::start(1.0));
+        let (first, _) = discovery.source(DNS, clock);
+        first.publish(targets(&["http://a"]));
+        let (_second, _) = discovery.source(DNS, clock);
+        assert_eq!(discovery.sources().len(), 1);
+        assert!(!discovery.is_synced());
+        discovery.forget(DNS);
+        assert!(discovery.sources().is_empty());
     }
 
     #[tokio::test]

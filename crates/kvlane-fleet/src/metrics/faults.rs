@@ -37,10 +37,11 @@ struct Recent {
 }
 
 /// Reasons to shed a request; each is the `code` of the client's error.
-const REASONS: [(Rejection, &str); 3] = [
+const REASONS: [(Rejection, &str); 4] = [
     (Rejection::QueueFull, "queue_full"),
     (Rejection::QueueTimeout, "queue_timeout"),
     (Rejection::BudgetSpent, "retry_budget_spent"),
+    (Rejection::SloMissed, "slo_missed"),
 ];
 
 // === impl Shed ===
@@ -103,6 +104,12 @@ impl FaultMetrics {
         };
         let share = self.requests.shed_ratio.get_or_create(label).clone();
         Shed { by_reason: REASONS.map(counter), share, recent: Arc::default() }
+    }
+
+    /// Counts a request that was rejected because too many wait for an endpoint of its model.
+    pub fn note_no_room(&self, model: &str) {
+        let (_, reason) = REASONS[0];
+        self.requests.shed.get_or_create(&ShedLabel { model: model.into(), reason }).inc();
     }
 
     /// Counts a broken stream that might have been continued.

@@ -23,6 +23,13 @@ pub struct RequestLabels {
     pub code: u16,
 }
 
+/// A source of discovery.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct SourceLabel {
+    /// `kubernetes`, `dns` or `file`.
+    pub source: &'static str,
+}
+
 /// The reason for a placement.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct SelectionLabels {

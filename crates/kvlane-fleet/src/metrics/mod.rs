@@ -33,7 +33,7 @@ pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
     Continued, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel, RequestLabels,
-    SelectionLabels, TokensLabel, WorkerLabel, WorkerLabels,
+    SelectionLabels, SourceLabel, TokensLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
@@ -41,7 +41,7 @@ pub use self::recorder::RecorderMetrics;
 pub use self::reuse::EngineReuse;
 pub use self::spans::SpanMetrics;
 use self::stages::PoolStages;
-use self::table::{Gateway, Knowledge, Requests, Tokens, Workers};
+use self::table::{Discovery, Gateway, Knowledge, Requests, Tokens, Workers};
 
 /// All metrics.
 #[expect(missing_docs, reason = "the groups are those of `table`")]
@@ -50,6 +50,7 @@ pub struct Metrics {
     pub requests: Requests,
     pub tokens: Tokens,
     pub workers: Workers,
+    pub discovery: Discovery,
     pub knowledge: Knowledge,
     pub gateway: Gateway,
     pub faults: FaultMetrics,
@@ -124,11 +125,13 @@ impl Metrics {
     /// All metrics at zero.
     pub fn new() -> Self {
         let (requests, tokens, workers) = (Requests::default(), Tokens::default(), Workers::default());
-        let (knowledge, gateway) = (Knowledge::default(), Gateway::default());
+        let (discovery, knowledge, gateway) =
+            (Discovery::default(), Knowledge::default(), Gateway::default());
         let mut registry = Registry::with_prefix(table::PREFIX);
         requests.register(&mut registry);
         tokens.register(&mut registry);
         workers.register(&mut registry);
+        discovery.register(&mut registry);
         knowledge.register(&mut registry);
         gateway.register(&mut registry);
         Self {
@@ -147,6 +150,7 @@ impl Metrics {
             requests,
             tokens,
             workers,
+            discovery,
             knowledge,
             gateway,
         }

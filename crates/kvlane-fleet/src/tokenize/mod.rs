@@ -46,6 +46,15 @@ pub struct Local {
 /// A tokenizer's path, and that of its chat template if that is another.
 type Files = (PathBuf, Option<PathBuf>);
 
+/// Where a worker's tokenizer may be.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// Where the list that names the worker says that it is.
+    pub named: Option<PathBuf>,
+    /// Where the engine says that the model's weights are.
+    pub root: Option<String>,
+}
+
 /// The tokenizers and tokenizer threads of all pools.
 pub struct Tokenizers {
     /// Every loaded tokenizer, by its files: pools with the same one share its cache.
@@ -150,15 +159,16 @@ impl Tokenizers {
         self.settled().contains_key(model)
     }
 
-    /// Sets how the pool of `model` counts, whose weights are at `root` according to the engine. May read files.
+    /// Sets how the pool of `model` counts, whose tokenizer is at `places` if the configuration names none. May read
+    /// files.
     pub fn settle(
         &self,
         tokens: &Tokens,
         pools: &BTreeMap<String, PoolOverride>,
         model: &str,
-        root: Option<&str>,
+        places: &Places,
     ) {
-        let counting = self.counting_of(tokens, plan(tokens, pools, model), model, root);
+        let counting = self.counting_of(tokens, plan(tokens, pools, model), model, places);
         self.settled().entry(model.to_owned()).or_insert(counting);
     }
 
@@ -166,30 +176,36 @@ impl Tokenizers {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn counting_of(&self, tokens: &Tokens, plan: Plan, model: &str, root: Option<&str>) -> Counting {
+    fn counting_of(&self, tokens: &Tokens, plan: Plan, model: &str, places: &Places) -> Counting {
         let limits = tokens.limits();
-        let (source, auto) = match plan {
+        let chat_template = match plan {
             Plan::Engine => return Counting::Engine,
             Plan::Estimate => return Counting::Estimate,
-            Plan::Local(source) => (source, false),
-            Plan::Auto { chat_template } => match root.map(Path::new).filter(|root| holds_tokenizer(root)) {
-                Some(root) => (Source { path: root.into(), chat_template }, true),
-                None => return Counting::Estimate,
+            Plan::Local(source) => match self.load(&source, &limits) {
+                Ok(local) => return Counting::Local(local),
+                Err(why) => {
+                    // It was loaded at start, so its files have changed since.
+                    tracing::warn!(
+                        model,
+                        why,
+                        "the configured tokenizer is not usable any more; tokens are estimated"
+                    );
+                    return Counting::Estimate;
+                }
             },
+            Plan::Auto { chat_template } => chat_template,
         };
-        match self.load(&source, &limits) {
-            Ok(local) => Counting::Local(local),
-            Err(why) => {
-                // Configured tokenizers were loaded at start, so this one was found in the engine's directory.
-                debug_assert!(auto, "{why}");
-                tracing::warn!(
-                    model,
-                    why,
-                    "the engine's model directory has no usable tokenizer; tokens are estimated"
-                );
-                Counting::Estimate
+        let root = places.root.as_deref().map(Path::new).filter(|root| holds_tokenizer(root));
+        for path in places.named.as_deref().into_iter().chain(root) {
+            let source = Source { path: path.into(), chat_template: chat_template.clone() };
+            match self.load(&source, &limits) {
+                Ok(local) => return Counting::Local(local),
+                Err(why) => {
+                    tracing::warn!(model, path = %path.display(), why, "the tokenizer of a worker is not usable");
+                }
             }
         }
+        Counting::Estimate
     }
 }
 

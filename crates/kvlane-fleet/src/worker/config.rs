@@ -65,6 +65,16 @@ impl Role {
         matches!(self, Self::Both | Self::Decode)
     }
 
+    /// Its name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Encode => "encode",
+        }
+    }
+
     fn is_both(&self) -> bool {
         *self == Self::Both
     }

@@ -21,6 +21,22 @@ use crate::worker::config::{FeedSpec, WorkerSpec};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
+/// Who named a worker, and so who changes and removes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration.
+    Config,
+    /// An operator, through the admin API.
+    Admin,
+    /// A source of discovery.
+    Found {
+        /// The source's name.
+        source: &'static str,
+        /// Identifies the engine behind the URL.
+        key: String,
+    },
+}
+
 /// One engine. A worker that serves several models is an endpoint of several pools.
 pub struct Worker {
     /// Its id.
@@ -35,6 +51,8 @@ pub struct Worker {
     pub kv_events: Vec<FeedSpec>,
     /// Its whole configuration.
     pub spec: WorkerSpec,
+    /// Who named it.
+    pub origin: Origin,
     /// Whether its probes find that it is down.
     unfit: AtomicBool,
     found_unfit: Notify,
@@ -59,7 +77,9 @@ pub struct State {
     /// Its data-parallel ranks and their KV event feeds; empty before it was queried.
     pub ranks: Vec<Rank>,
     /// The names of its models.
-    pub names: Vec<ServedName>,
+    pub names: Arc<[ServedName]>,
+    /// Who else names its URL, though the worker is not theirs: sources of discovery, or `config`.
+    pub also_named_by: Vec<&'static str>,
     /// Its problem, if any.
     pub problem: Option<String>,
     /// The comparison of its token ids with the gateway's.
@@ -89,17 +109,30 @@ pub struct ServedName {
     pub card: serde_json::Value,
 }
 
+// === impl Origin ===
+
+impl Origin {
+    /// Its name in the admin API: `config`, `admin`, or that of the source.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Admin => "admin",
+            Self::Found { source, .. } => source,
+        }
+    }
+}
+
 // === impl Worker ===
 
 impl Worker {
-    /// A worker that has not been probed yet. With `allowed`, it was added through the admin API, and its address
-    /// must be in one of those networks.
+    /// A worker that has not been probed yet. With `allowed`, its address must be in one of those networks.
     ///
     /// # Errors
     /// What is wrong with an address.
     pub fn new(
         id: WorkerId,
         spec: &WorkerSpec,
+        origin: Origin,
         allowed: Option<Arc<ArcSwap<Allowed>>>,
     ) -> Result<Self, String> {
         for feed in &spec.kv_events {
@@ -113,6 +146,7 @@ impl Worker {
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),
+            origin,
             unfit: AtomicBool::new(false),
             found_unfit: Notify::new(),
             state: Mutex::default(),
@@ -121,7 +155,12 @@ impl Worker {
 
     /// Whether it is from the configuration.
     pub fn is_configured(&self) -> bool {
-        self.upstream.allowed().is_none()
+        self.origin == Origin::Config
+    }
+
+    /// Whether a source of discovery named it.
+    pub fn is_found(&self) -> bool {
+        matches!(self.origin, Origin::Found { .. })
     }
 
     /// The name of an endpoint of this worker: its URL, with `#rank` if the worker has several ranks.

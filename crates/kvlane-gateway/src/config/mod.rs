@@ -13,6 +13,7 @@ use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
 pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
+use kvlane_fleet::readiness::Bounds;
 pub use kvlane_fleet::recording_writer::config::Recorder;
 pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
 use kvlane_fleet::timings::Timings;
@@ -100,6 +101,12 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
+        if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
+            return wrong(
+                "discovery.kubernetes.enabled",
+                "this build cannot watch Kubernetes: build kvlane with its feature `kubernetes`".into(),
+            );
+        }
         Timings::read(&self.routing)?;
         if self.routing.pools.contains_key("") {
             return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
@@ -189,6 +196,7 @@ impl Config {
             kv_events: self.kv_events.clone(),
             tokens: self.tokens.clone(),
             upstream: self.upstream.clone(),
+            start: Bounds { workers: self.health.sync_timeout, sources: self.discovery.sync_timeout },
         }
     }
 

@@ -14,6 +14,7 @@ use crate::config::{Config, WorkerSpec};
 use crate::serve::{Cut, Serving};
 use crate::testing::chat::{chat_stream, event};
 use crate::testing::client::{Client, Reply};
+use crate::testing::data_plane::DataPlane;
 use crate::testing::engine::{Call, FakeEngine};
 use crate::testing::wait::{eventually, soon};
 
@@ -73,6 +74,24 @@ impl TestGateway {
         let gateway = Self { serving };
         eventually("all workers are healthy", || gateway.all_healthy()).await;
         gateway
+    }
+
+    /// Starts an endpoint picker without TLS for `engines`, and waits until requests are placed on all of them.
+    ///
+    /// # Panics
+    /// The picker does not start.
+    pub async fn picker(mut config: Config, engines: &[&FakeEngine]) -> Self {
+        config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
+        (config.epp.port, config.epp.health_port) = (0, 0);
+        config.epp.secure_serving = false;
+        let gateway = Self { serving: Serving::start_picker(config).expect("the picker starts") };
+        eventually("all workers are healthy", || gateway.all_healthy()).await;
+        gateway
+    }
+
+    /// A connection of a data plane to the picker.
+    pub async fn data_plane(&self) -> DataPlane {
+        DataPlane::connect(self.address()).await
     }
 
     /// A gateway that was started by other means.

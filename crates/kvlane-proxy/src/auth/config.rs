@@ -25,6 +25,9 @@ section! {
         pub open_clients: bool = false;
         /// Whether the admin API may listen beyond loopback without a key.
         pub open_admin: bool = false;
+        /// Whether `/metrics` needs no key, even beyond loopback, for Prometheus. It shows the names of models, workers,
+        /// keys and limits. Without a key for operators the admin API then answers only while it listens on loopback.
+        pub open_metrics: bool = false;
         /// Whether credentials of clients are forwarded to workers without their own key.
         pub forward_credentials: bool = false;
         /// Whether tenants share no cached prefixes, neither in kvlane nor in engines (by `cache_salt` in the body).

@@ -75,6 +75,8 @@ pub struct Auth {
     /// Notifies the task that fetches token keys that a token was signed by an unknown key.
     wanted: Notify,
     open_clients: bool,
+    open_metrics: bool,
+    open_admin: bool,
     forward_credentials: bool,
     allowed: Arc<Allowed>,
 }
@@ -133,6 +135,8 @@ impl Auth {
             jwt: config.jwt.as_ref().map(Jwt::read).transpose()?,
             wanted: Notify::new(),
             open_clients: config.open_clients,
+            open_metrics: config.open_metrics,
+            open_admin: config.open_admin,
             forward_credentials: config.forward_credentials,
             allowed: Arc::new(Allowed::new(&config.allowed_networks)),
         })
@@ -144,10 +148,11 @@ impl Auth {
     /// The first invalid field.
     pub fn check(config: &Security, metrics_host: IpAddr) -> Result<(), ConfigError> {
         let auth = Self::read(config)?;
-        if !metrics_host.is_loopback() && !auth.operators_need_a_key() && !config.open_admin {
+        if !metrics_host.is_loopback() && auth.closes_admin() && !config.open_metrics {
             let problem = format!(
                 "{metrics_host}: a client that reaches the admin API can add a worker and so receive prompts. Set a key \
-                 with the role admin (`kvlane key new`, --admin-api-key), or listen on loopback, or set --insecure-admin",
+                 with the role admin (`kvlane key new`, --admin-api-key), or listen on loopback, or set --insecure-admin; for \
+                 /metrics alone, set --open-metrics",
             );
             return wrong("metrics.host", problem);
         }
@@ -168,6 +173,16 @@ impl Auth {
     pub fn operators_need_a_key(&self) -> bool {
         self.keys.values().any(|identity| identity.role != Role::User)
             || self.jwt.as_ref().is_some_and(|jwt| jwt.spec.names_operators())
+    }
+
+    /// Whether `/metrics` needs no key.
+    pub fn opens_metrics(&self) -> bool {
+        self.open_metrics
+    }
+
+    /// Whether operators can use the admin API only on loopback: there is no key for them.
+    pub fn closes_admin(&self) -> bool {
+        !self.operators_need_a_key() && !self.open_admin
     }
 
     /// Whether a client's key may be forwarded to a worker that has no key of its own.

@@ -18,6 +18,7 @@ use super::head;
 use super::observe::Observer;
 use super::pick::{Picked, Verdict, whole};
 use crate::account::Account;
+use crate::attempt_trace::Attempt;
 use crate::body::Body;
 use crate::error::ApiError;
 use crate::error_format::ErrorFormat;
@@ -164,7 +165,7 @@ async fn observe(
     account: &Arc<Account>,
     modes: BodyModes,
 ) -> Result<Status, CallError> {
-    let Picked { lease, routed, addresses, .. } = picked;
+    let Picked { lease, routed, addresses, at, .. } = picked;
     let (mut waiting, mut observer) = (Some(lease), None::<Observer>);
     while let Some(message) = call.next().await? {
         let Some(received) = Received::read(&message) else { return Ok(Status::InvalidArgument) };
@@ -173,6 +174,7 @@ async fn observe(
             Part::ResponseHead(head) => {
                 let Some(lease) = waiting.take() else { return Ok(Status::InvalidArgument) };
                 let proxy = &picker.service.proxy;
+                account.timeline.answered(at, lease.attempt().map(Attempt::id));
                 let begun =
                     Observer::begin(proxy, &routed, lease, account, &addresses[0], &received, &head).await;
                 let marks = begun.marks();

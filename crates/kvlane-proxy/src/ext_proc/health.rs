@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use kvlane_fleet::Fleet;
 use kvlane_wire::ext_proc::SERVICE;
 use kvlane_wire::grpc::{Status, health, health_service};
-use tokio::time::sleep;
 
 use super::Picker;
 use super::connection::{Call, CallError};
@@ -16,28 +14,14 @@ use super::connection::{Call, CallError};
 pub(super) const CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
 /// The path of a check that reports changes.
 pub(super) const WATCH_PATH: &str = "/grpc.health.v1.Health/Watch";
-/// How often a watched service is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-
 /// Whether a service serves; none if there is no such service.
 fn serves(fleet: &Fleet, service: &str) -> Option<bool> {
     match service {
         "liveness" => Some(true),
         // llm-d's chart asks for `inference-extension` where there is one replica.
-        "" | "readiness" | "inference-extension" | SERVICE => Some(is_ready(fleet)),
+        "" | "readiness" | "inference-extension" | SERVICE => Some(fleet.readiness().ready),
         _ => None,
     }
-}
-
-/// Whether the picker can pick.
-fn is_ready(fleet: &Fleet) -> bool {
-    let eligible = || {
-        let any = |pool: &Arc<kvlane_fleet::pool::ModelPool>| {
-            pool.router.read(|scheduler| scheduler.pool().eligible().next().is_some())
-        };
-        fleet.pools().iter().any(any)
-    };
-    !fleet.stopping.load(Ordering::Relaxed) && fleet.discovery.is_synced() && eligible()
 }
 
 /// Answers a check.
@@ -58,7 +42,7 @@ pub(super) async fn check(picker: &Arc<Picker>, call: &mut Call) -> Result<Statu
 pub(super) async fn watch(picker: &Arc<Picker>, call: &mut Call) -> Result<Status, CallError> {
     let Some(request) = call.next().await? else { return Ok(Status::InvalidArgument) };
     let (service, fleet) = (health_service(&request), &picker.service.proxy.fleet);
-    let mut told = None;
+    let (mut verdict, mut told) = (fleet.start.watch(), None);
     loop {
         let serving = serves(fleet, service);
         if told != Some(serving) {
@@ -71,7 +55,7 @@ pub(super) async fn watch(picker: &Arc<Picker>, call: &mut Call) -> Result<Statu
             return Ok(Status::Unavailable);
         }
         tokio::select! {
-            () = sleep(LOOK_EVERY) => {}
+            changed = verdict.changed() => if changed.is_err() { return Ok(Status::Unavailable) },
             () = call.reset() => return Ok(Status::Ok),
         }
     }

@@ -18,6 +18,7 @@ use crate::attempt_trace::Attempt;
 use crate::auth::is_credential;
 use crate::body::Body;
 use crate::deadlines::Deadlines;
+use crate::endpoint_wait::EndpointWait;
 use crate::engine_request::RANK;
 use crate::error::ApiError;
 use crate::forward::{excluded_for, rejected};
@@ -38,6 +39,8 @@ pub(super) struct Picked {
     /// The request in flight.
     pub(super) lease: Lease,
     pub(super) routed: Routed,
+    /// When it was placed.
+    pub(super) at: Instant,
     /// The body to send on, if it differs from the client's.
     pub(super) body: Option<Bytes>,
     /// The addresses that the data plane may use, the chosen one first.
@@ -58,7 +61,7 @@ pub(super) enum Verdict {
 // === impl Picker ===
 
 impl Picker {
-    /// Places an admitted request.
+    /// Places an admitted request. While no endpoint can serve it, it waits if it may.
     pub(super) async fn pick(
         &self,
         parts: &Parts,
@@ -67,11 +70,30 @@ impl Picker {
         account: &Arc<Account>,
         subset: Option<&Subset>,
     ) -> Result<Verdict, ApiError> {
+        let proxy = &self.service.proxy;
+        let deadline = Instant::now() + Deadlines::of(&proxy.settings(), parts.uri.path()).total;
+        let mut wait = EndpointWait::new(proxy, account, deadline);
+        loop {
+            match self.place(parts, purpose, body.clone(), account, subset, deadline).await {
+                Err(error) => wait.after(error).await?,
+                placed => return placed,
+            }
+        }
+    }
+
+    /// Places a request at one of the endpoints that there are.
+    async fn place(
+        &self,
+        parts: &Parts,
+        purpose: Purpose,
+        body: Bytes,
+        account: &Arc<Account>,
+        subset: Option<&Subset>,
+        deadline: Instant,
+    ) -> Result<Verdict, ApiError> {
         let (proxy, upstreams) = (&self.service.proxy, &self.service.upstreams);
         let rewritten = rewritten(parts, &body)?;
         let body = rewritten.clone().unwrap_or(body);
-        let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
-        let deadline = Instant::now() + deadlines.total;
         let (routed, salted) = match purpose {
             Purpose::Api(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
             Purpose::Pass(passing) => passed::route(proxy, passing, parts, &body, account, deadline)?,
@@ -86,10 +108,10 @@ impl Picker {
         }
         let excluded = self.excluded(&routed, parts, subset)?;
         let lease = proxy.place(&routed, 0, &excluded).await;
-        let lease = lease.map_err(|refused| rejected(proxy, pool, refused))?;
+        let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
             tracing::warn!(worker = &*lease.worker.url, "the host name of the worker cannot be resolved");
-            return Err(no_endpoint(proxy));
+            return Err(no_endpoint(proxy, routed.served.name().into()));
         };
         let mut addresses = vec![first];
         for other in self.fallbacks(&routed, &lease, &excluded) {
@@ -106,6 +128,7 @@ impl Picker {
             set,
             remove,
             routed,
+            at: Instant::now(),
         })))
     }
 
@@ -133,7 +156,7 @@ impl Picker {
         };
         let outside: Vec<_> = endpoints.iter().filter(outside).map(|endpoint| endpoint.id).collect();
         if outside.len() == endpoints.len() {
-            return Err(no_endpoint(&self.service.proxy));
+            return Err(no_endpoint(&self.service.proxy, routed.served.name().into()));
         }
         Ok(excluded.iter().copied().chain(outside).collect())
     }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use kvlane_fleet::file_watch::Watch;
 use kvlane_gateway::config::Config;
-use kvlane_gateway::reload::Watch;
 use kvlane_gateway::serve::{Cut, Mode, Serving};
 use tokio::signal::unix::{SignalKind, signal};
 

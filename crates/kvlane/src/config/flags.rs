@@ -76,10 +76,15 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("api-keys-file", "auth.keys_file"),
     flag("insecure-admin", "auth.open_admin")
         .switch("true", "Allow the admin API beyond loopback without a key"),
+    flag("open-metrics", "auth.open_metrics")
+        .switch("true", "Serve /metrics without a key, also beyond loopback"),
     flag("tls-cert-path", "tls.certificate"),
     flag("tls-key-path", "tls.private_key"),
     flag("otlp-traces-endpoint", "tracing.endpoint").variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     flag("no-kv-events", "kv_events.enabled").switch("false", "Do not read the KV events of workers"),
+    flag("service-discovery", "discovery.kubernetes.enabled")
+        .switch("true", "Discover workers in Kubernetes: `--selector` or another flag names the pods"),
+    flag("workers-file", "discovery.workers_file"),
     flag("grpc-host", "epp.host"),
     flag("grpc-port", "epp.port"),
     flag("grpc-health-port", "epp.health_port"),

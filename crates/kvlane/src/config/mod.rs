@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use kvlane_fleet::yaml;
 use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::{KeyHash, Secret};
@@ -20,7 +21,6 @@ use serde_json::{Value, json};
 
 use self::flags::Flag;
 use self::set::{scalar, with};
-use crate::yaml;
 
 /// The flags of the configuration.
 #[derive(Clone, Debug)]
@@ -43,6 +43,29 @@ struct MoreArgs {
     /// URLs of the workers: `http://host:port`, separated by spaces.
     #[arg(long, num_args = 1.., value_name = "URL")]
     worker_urls: Vec<String>,
+    /// Labels of the pods in Kubernetes that are workers, as in `--selector app=vllm tier=gpu`: all must match. Discovers
+    /// workers in Kubernetes.
+    #[arg(long, visible_alias = "endpoint-selector", num_args = 1.., value_name = "LABEL=VALUE")]
+    selector: Vec<String>,
+    /// Labels of the pods that only prefill. Discovers workers in Kubernetes.
+    #[arg(long, num_args = 1.., value_name = "LABEL=VALUE")]
+    prefill_selector: Vec<String>,
+    /// Labels of the pods that decode. Discovers workers in Kubernetes.
+    #[arg(long, num_args = 1.., value_name = "LABEL=VALUE")]
+    decode_selector: Vec<String>,
+    /// The InferencePool whose pods are workers. Discovers workers in Kubernetes.
+    #[arg(long, value_name = "NAME")]
+    pool_name: Option<String>,
+    /// Ports of the pods, several for one engine each, as in `8000,8001`; found out if not set
+    /// (`discovery.kubernetes.ports`).
+    #[arg(long, visible_alias = "endpoint-target-ports", num_args = 1.., value_delimiter = ',', value_name = "PORT")]
+    service_discovery_port: Vec<u16>,
+    /// Namespaces of the pods; the gateway's own if not set (`discovery.kubernetes.namespaces`).
+    #[arg(long, visible_alias = "pool-namespace", num_args = 1.., value_delimiter = ',', value_name = "NAMESPACE")]
+    service_discovery_namespace: Vec<String>,
+    /// URLs whose host names are resolved again and again, each address being a worker (`discovery.dns`).
+    #[arg(long, num_args = 1.., value_name = "URL")]
+    dns_discovery: Vec<String>,
     /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. Repeatable.
     #[arg(long, value_name = "MODEL=POLICY")]
     pool_policy: Vec<String>,
@@ -183,10 +206,49 @@ impl ConfigArgs {
             let workers = self.more.worker_urls.iter().map(|url| json!({"url": url})).collect();
             flag("--worker-urls", "workers", workers);
         }
+        self.discovery(&mut flag);
         if let Some(tokens) = self.more.block_size {
             flag("--block-size", "routing.block_bytes", json!(u64::from(tokens) * BYTES_PER_TOKEN as u64));
         }
         Ok(set)
+    }
+}
+
+// === impl ConfigArgs: discovery ===
+
+impl ConfigArgs {
+    /// Keys of discovery that flags set, as for [`flags`](Self::flags).
+    fn discovery(&self, flag: &mut impl FnMut(&str, &str, Value)) {
+        let MoreArgs { selector, prefill_selector, decode_selector, pool_name, .. } = &self.more;
+        let selectors = [
+            ("--selector", "selector", selector),
+            ("--prefill-selector", "prefill_selector", prefill_selector),
+            ("--decode-selector", "decode_selector", decode_selector),
+        ];
+        let mut names_pods = false;
+        for (name, key, labels) in selectors.into_iter().filter(|(.., labels)| !labels.is_empty()) {
+            names_pods = true;
+            flag(name, &format!("discovery.kubernetes.{key}"), json!(labels.join(",")));
+        }
+        if let Some(pool) = pool_name {
+            names_pods = true;
+            flag("--pool-name", "discovery.kubernetes.inference_pool", json!(pool));
+        }
+        if names_pods {
+            // Other routers need `--service-discovery` beside these.
+            flag("--service-discovery", "discovery.kubernetes.enabled", json!(true));
+        }
+        let MoreArgs { service_discovery_port: ports, service_discovery_namespace: namespaces, .. } =
+            &self.more;
+        if !ports.is_empty() {
+            flag("--service-discovery-port", "discovery.kubernetes.ports", json!(ports));
+        }
+        if !namespaces.is_empty() {
+            flag("--service-discovery-namespace", "discovery.kubernetes.namespaces", json!(namespaces));
+        }
+        if !self.more.dns_discovery.is_empty() {
+            flag("--dns-discovery", "discovery.dns", json!(self.more.dns_discovery));
+        }
     }
 }
 
@@ -208,7 +270,7 @@ fn feeds_of<'a>(
 
 /// Reads a configuration file.
 pub(crate) fn from_yaml(text: &str) -> Result<Config> {
-    yaml::read(text)
+    Ok(yaml::read(text)?)
 }
 
 #[cfg(test)]
@@ -328,6 +390,51 @@ mod tests {
             assert!(error.contains(word), "'{word}' is not in: {error}");
         }
         assert!(!load(&["--no-kv-events"]).expect("right").kv_events.enabled);
+    }
+
+    #[test]
+    fn flags_of_other_routers_name_the_pods() {
+        let discovery = |flags: &str| {
+            let flags: Vec<&str> = flags.split(' ').collect();
+            load(&flags).map(|config| config.discovery)
+        };
+        let sglang = "--service-discovery --selector app=vllm tier=gpu --service-discovery-port 8000 \
+                      --service-discovery-namespace models";
+        let config = discovery(sglang).expect("right").kubernetes;
+        assert!(config.enabled);
+        assert_eq!(config.selector.as_deref(), Some("app=vllm,tier=gpu"));
+        assert_eq!((config.ports, config.namespaces), (vec![8000], vec!["models".to_owned()]));
+
+        let split =
+            discovery("--service-discovery --prefill-selector a=p --decode-selector a=d b=c").expect("right");
+        assert_eq!(split.kubernetes.prefill_selector.as_deref(), Some("a=p"));
+        assert_eq!(split.kubernetes.decode_selector.as_deref(), Some("a=d,b=c"));
+
+        let pool = discovery("--pool-name llama --pool-namespace models").expect("right").kubernetes;
+        assert_eq!((pool.enabled, pool.inference_pool.as_deref()), (true, Some("llama")));
+        assert_eq!(pool.namespaces, ["models"]);
+        let by_labels =
+            discovery("--endpoint-selector app=x --endpoint-target-ports 8000,8001").expect("right");
+        assert_eq!((by_labels.kubernetes.enabled, by_labels.kubernetes.ports), (true, vec![8000, 8001]));
+
+        let others =
+            discovery("--workers-file /w.yaml --dns-discovery http://a.b:1 http://c.d:2").expect("right");
+        assert_eq!(others.workers_file.as_deref(), Some(Path::new("/w.yaml")));
+        assert_eq!(others.dns, ["http://a.b:1", "http://c.d:2"]);
+        assert!(!others.kubernetes.enabled);
+
+        for (flags, words) in [
+            ("--service-discovery", ["discovery.kubernetes", "nothing names the pods"]),
+            ("--selector a=b --pool-name p", ["discovery.kubernetes", "several keys"]),
+            ("--selector a=b --service-discovery-port 0", ["discovery.kubernetes.ports", "0"]),
+            ("--dns-discovery vllm:8000", ["discovery.dns[0]", "vllm:8000"]),
+            ("--dns-discovery http://10.0.0.1:8000", ["discovery.dns[0]", "no host name"]),
+        ] {
+            let error = format!("{:#}", discovery(flags).expect_err(flags));
+            for word in words {
+                assert!(error.contains(word), "{flags}: '{word}' is not in: {error}");
+            }
+        }
     }
 
     #[test]

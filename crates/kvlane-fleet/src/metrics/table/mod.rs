@@ -3,6 +3,7 @@
 //! A row is also the metric's field and its registration, and `docs/metrics.md` is generated from the rows. To add a
 //! metric, add a row and the line that records it.
 
+mod discovery;
 mod gateway;
 mod knowledge;
 mod requests;
@@ -14,6 +15,7 @@ use std::fmt::Write as _;
 
 use kvlane_core::policy::Reason;
 
+pub use self::discovery::Discovery;
 pub use self::gateway::Gateway;
 pub use self::knowledge::Knowledge;
 pub use self::requests::Requests;
@@ -22,8 +24,8 @@ pub use self::tokens::Tokens;
 pub use self::workers::Workers;
 
 /// All metrics.
-pub const GROUPS: [Group; 5] =
-    [Requests::GROUP, Tokens::GROUP, Workers::GROUP, Knowledge::GROUP, Gateway::GROUP];
+pub const GROUPS: [Group; 6] =
+    [Requests::GROUP, Tokens::GROUP, Workers::GROUP, Discovery::GROUP, Knowledge::GROUP, Gateway::GROUP];
 
 /// Every metric.
 pub fn rows() -> impl Iterator<Item = &'static Row> {

@@ -78,11 +78,27 @@ rows! {
         worry: "it stays above 0: the fleet is full",
     },
 
+    pub waiting_for_endpoints: Family<ModelLabel, Gauge> {
+        seconds: false,
+        labels: &["model"],
+        help: "Requests that wait for the first endpoint of an empty pool",
+        meaning: "Requests that wait for the first endpoint of a pool that has none ([scale to zero](autoscaling.md#scale-to-zero)); `other` for models that are not known",
+        worry: "it stays above 0: nothing starts an engine",
+    },
+
+    pub requests_without_endpoint: Family<ModelLabel, Counter> {
+        seconds: false,
+        labels: &["model"],
+        help: "Requests that found no endpoint for their model, whether they waited or were rejected",
+        meaning: "Requests that found no endpoint for their model, whether they waited for one or got 503 at once; `other` for models that are not known",
+        worry: "it grows: no engine serves the model",
+    },
+
     pub(crate) shed: Family<ShedLabel, Counter> {
         seconds: false,
         labels: &["model", "reason"],
         help: "Requests rejected with 429, by reason",
-        meaning: "Requests rejected with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`",
+        meaning: "Requests rejected with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`, `slo_missed`",
         worry: "it grows: the fleet is too small for the load, or a limit is too low",
     },
 

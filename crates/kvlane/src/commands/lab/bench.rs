@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::page::PageArgs;
 use super::simulate::catalogue;
-use crate::yaml;
+use kvlane_fleet::yaml;
 
 /// A file with every key, for `--example`.
 const EXAMPLE: &str = include_str!("../../../../../config/bench.yaml");

@@ -27,7 +27,7 @@ use kvlane_trace::generate::Workload;
 use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
-use crate::yaml;
+use kvlane_fleet::yaml;
 
 /// Flags of the simulation.
 #[derive(Args, Clone, Debug)]
@@ -195,7 +195,7 @@ fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
 }
 
 fn parse(text: &str) -> Result<Scenario> {
-    yaml::read(text)
+    Ok(yaml::read(text)?)
 }
 
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {

@@ -1,11 +1,10 @@
-//! Reads YAML files for the commands that take one.
+//! Reads YAML files: configurations, lists of workers, scenarios. JSON is YAML, too.
 //!
 //! A file becomes a tree of JSON values with their places, and the tree a `T`. Only the tree is read from YAML: code
 //! that reads each type from YAML made the binary 2 MB larger.
 
 use std::fmt;
 
-use anyhow::{Result, anyhow};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Number, Value};
 use serde_path_to_error::{Path, Segment};
@@ -15,28 +14,94 @@ use serde_saphyr::{Location, Spanned};
 /// Lines of a file that are shown around the place where it is wrong.
 const SHOWN_LINES: usize = 2;
 
-/// Parses a YAML text. An error states the cause once, with its key, and shows the place.
-pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
-    let options = serde_saphyr::options! {
-        with_snippet: false,
-        // JSON has no such numbers: `T` rejects the text where it expects a number.
-        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
-    };
-    let tree: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let at = error.location().map_or_else(String::new, |at| shown(text, &at));
-        anyhow!("{error}{at}")
-    })?;
-    // An empty file sets nothing.
-    let value = match tree.value.value() {
-        Value::Null => Value::Object(serde_json::Map::new()),
-        value => value,
-    };
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let at = find(&tree, error.path());
+/// What is wrong with a file: the cause with its key, the line and column, and the lines around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct YamlError(String);
+
+/// A file that has been parsed, with the place of each of its values.
+pub struct Document<'a> {
+    text: &'a str,
+    tree: Spanned<Node>,
+}
+
+impl fmt::Display for YamlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for YamlError {}
+
+/// Parses a YAML text. An empty one sets nothing: it is an empty map.
+///
+/// # Errors
+/// The cause, once, with its key and its place.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
+    Document::parse(text)?.read()
+}
+
+// === impl Document ===
+
+impl<'a> Document<'a> {
+    /// Parses a YAML text.
+    ///
+    /// # Errors
+    /// It is not YAML, and where.
+    pub fn parse(text: &'a str) -> Result<Self, YamlError> {
+        let options = serde_saphyr::options! {
+            with_snippet: false,
+            // JSON has no such numbers: `T` rejects the text where it expects a number.
+            non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+        };
+        let tree = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+            let at = error.location().map_or_else(String::new, |at| shown(text, &at));
+            YamlError(format!("{error}{at}"))
+        })?;
+        Ok(Self { text, tree })
+    }
+
+    /// Whether it has no value.
+    pub fn is_empty(&self) -> bool {
+        self.tree.value.value().is_null()
+    }
+
+    /// Its value. An empty document is an empty map.
+    ///
+    /// # Errors
+    /// The first key that is unknown, missing or has a wrong type, and where.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, YamlError> {
+        let value = match self.tree.value.value() {
+            Value::Null => Value::Object(serde_json::Map::new()),
+            value => value,
+        };
+        serde_path_to_error::deserialize(value).map_err(|error| {
+            let at = find(&self.tree, error.path());
+            self.error(&place(error.path()), error.inner(), &at)
+        })
+    }
+
+    /// An error about `key` of the list item `index`, for what is wrong with a value of the right type.
+    pub fn item_error(&self, index: usize, key: &str, why: &str) -> YamlError {
+        let item = match &self.tree.value {
+            Node::List(items) => items.get(index),
+            _ => None,
+        };
+        let of_key = item.and_then(|item| match &item.value {
+            Node::Map(entries) => entries.iter().find(|(name, _)| name.value == key),
+            _ => None,
+        });
+        let at = match (of_key, item) {
+            (Some((name, _)), _) => name.referenced,
+            (None, Some(item)) => item.referenced,
+            (None, None) => self.tree.referenced,
+        };
+        self.error(&format!("[{index}].{key}: "), &why, &at)
+    }
+
+    fn error(&self, key: &str, why: &dyn fmt::Display, at: &Location) -> YamlError {
         let (line, column) = (at.line(), at.column());
-        let (key, inner) = (place(error.path()), error.inner());
-        anyhow!("{key}{inner} at line {line}, column {column}{}", shown(text, &at))
-    })
+        YamlError(format!("{key}{why} at line {line}, column {column}{}", shown(self.text, at)))
+    }
 }
 
 /// A value of the file; keys and values with their places.

@@ -1,0 +1,138 @@
+//! Registration: the endpoints of a worker in the pools of its models.
+
+use std::sync::{Arc, MutexGuard};
+
+use kvlane_core::scheduler::Input;
+use kvlane_fleet::metrics::Reached;
+use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
+use kvlane_fleet::worker::{Rank, ServedName, Worker};
+
+use super::Controller;
+use super::names::list_names;
+
+// === impl Controller ===
+
+impl Controller {
+    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool, and lists
+    /// those names for clients.
+    pub(super) fn register(
+        &self,
+        worker: &Arc<Worker>,
+        names: Vec<ServedName>,
+        ranks: Vec<Rank>,
+        turn: &MutexGuard<'_, ()>,
+    ) {
+        if self.place(worker, names, ranks) {
+            self.publish_names(turn);
+        }
+    }
+
+    /// Takes a worker that has left out of all pools. The caller publishes the names.
+    pub(super) fn unregister(&self, worker: &Arc<Worker>, _turn: &MutexGuard<'_, ()>) {
+        self.place(worker, Vec::new(), Vec::new());
+    }
+
+    /// Lists the names under which the workers serve, for clients.
+    pub(super) fn publish_names(&self, _turn: &MutexGuard<'_, ()>) {
+        let names = |worker: &Arc<Worker>| (worker.id, Arc::clone(&worker.state().names));
+        let served: Vec<_> = self.fleet.workers().values().map(names).collect();
+        self.fleet.change_snapshot(|snapshot| list_names(snapshot, &served));
+    }
+
+    /// Makes the worker's endpoints those of `names` and `ranks`. Returns whether anything has changed.
+    fn place(&self, worker: &Arc<Worker>, names: Vec<ServedName>, ranks: Vec<Rank>) -> bool {
+        let mut bases: Vec<&str> = match worker.spec.role.serves_requests() {
+            true => names.iter().map(|served| served.base.as_str()).collect(),
+            // It is shown with its models, and no request goes there.
+            false => Vec::new(),
+        };
+        bases.sort_unstable();
+        bases.dedup();
+        let before = self.endpoints_of(worker.id);
+        {
+            let state = worker.state();
+            if *state.names == *names && state.ranks == ranks && before.len() == bases.len() * ranks.len() {
+                return false;
+            }
+        }
+        let several = ranks.len() > 1;
+        let wanted = |(pool, endpoint): &(Arc<ModelPool>, Arc<PoolEndpoint>)| {
+            bases.contains(&pool.model.as_str())
+                && ranks.contains(&endpoint.rank)
+                && endpoint.number.is_some() == several
+                && endpoint.feed.is_some() == (endpoint.rank.source.is_some() && bases.len() == 1)
+        };
+        let (mut endpoints, given_up): (Vec<_>, Vec<_>) = before.into_iter().partition(wanted);
+        for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
+            if endpoints.iter().any(|(pool, endpoint)| pool.model == base && endpoint.rank == *rank) {
+                continue;
+            }
+            let pool = self.pool(base);
+            // Events do not state to which of several base models they belong.
+            let source = rank.source.clone().filter(|_| bases.len() == 1);
+            let number = several.then_some(rank.number);
+            let feed = source.map(|source| self.ingest.feed(worker, number, source));
+            match pool.join(worker, rank.clone(), several, feed) {
+                Some(endpoint) => {
+                    if let Some(feed) = &endpoint.feed {
+                        self.ingest.open(feed, &pool, endpoint.id);
+                    }
+                    endpoints.push((pool, endpoint));
+                }
+                None => {
+                    self.fleet.metrics.limits.reached(Reached::PoolEndpoints);
+                    tracing::error!(worker = %worker.url, model = base, "pool is full; endpoint not added")
+                }
+            }
+        }
+        {
+            let mut state = worker.state();
+            (state.names, state.ranks) = (names.into(), ranks);
+            // Either may have changed while the endpoints were being registered.
+            for (pool, endpoint) in &endpoints {
+                let (endpoint, healthy, draining) = (endpoint.id, state.healthy, state.draining);
+                pool.step(Input::Health { endpoint, healthy });
+                pool.step(Input::Draining { endpoint, draining });
+            }
+        }
+        if !given_up.is_empty() && !endpoints.is_empty() {
+            tracing::info!(worker = %worker.url, "re-registering worker: models, ranks or KV event feeds changed");
+        }
+        for (pool, gone) in given_up {
+            if let Some(feed) = &gone.feed {
+                feed.close();
+            }
+            pool.leave(gone.id);
+            pool.metrics.engine_reuse.forget(gone.id);
+            let elsewhere = || {
+                let of_other =
+                    |endpoint: &PoolEndpoint| endpoint.worker.id != worker.id && endpoint.name == gone.name;
+                self.fleet.snapshot().endpoints().any(|(_, endpoint)| of_other(&endpoint))
+            };
+            if !endpoints.iter().any(|(_, kept)| kept.number == gone.number) && !elsewhere() {
+                self.fleet.metrics.forget_endpoint(&gone.name);
+            }
+        }
+        true
+    }
+
+    /// Applies the routing configuration to all pools.
+    pub fn configure_pools(&self) {
+        // Under the lock a pool that is being opened either uses this configuration already, or is in the table.
+        let _turn = self.turn();
+        for pool in self.fleet.pools() {
+            pool.configure(self.fleet.router_config(&pool.model));
+        }
+    }
+
+    /// The pool of a base model; opened if needed.
+    fn pool(&self, base: &str) -> Arc<ModelPool> {
+        if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
+            return Arc::clone(pool);
+        }
+        let pool = Arc::new(self.fleet.new_pool(base));
+        tracing::info!(model = base, policy = pool.policy(), "pool created");
+        self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
+        pool
+    }
+}
