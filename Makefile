@@ -2,7 +2,8 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race race-placement chart image deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race \
+	race-placement chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -139,6 +140,12 @@ e2e-envoy: cargo
 	cargo build --release --locked -p kvlane
 	e2e/envoy/setup.sh
 	python3 e2e/envoy/test_envoy.py -v
+
+# A real API server (built from Go modules, once: ten minutes and more) with the chart, and kvlane with its ServiceAccount's token.
+e2e-k8s: cargo
+	cargo build --release --locked -p kvlane
+	e2e/k8s/setup.sh
+	python3 e2e/k8s/test_k8s.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

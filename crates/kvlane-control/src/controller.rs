@@ -9,6 +9,7 @@
 //! pool with one of its endpoints. The state's lock is held until the schedulers are updated, so that two concurrent
 //! changes leave both with the same value.
 
+mod discovered;
 mod names;
 mod problem_log;
 mod queries;
@@ -42,8 +43,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::discovered::Discovered;
 use self::problem_log::ProblemLog;
-use self::reconcile::Discovered;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;

@@ -132,7 +132,7 @@ async fn another_engine_at_a_url_is_probed_and_nothing_is_known_of_its_cache() {
     assert!(blocks(&gateway, first.id) > 0);
 
     // The old one still answers a request while the new one joins.
-    let (client, mut call) = gateway.stream(&a, "1").await;
+    let (mut client, call) = gateway.stream(&a, "1").await;
     a.set_healthy(false);
     apply(&gateway, &[pod(a.url(), "second")]);
     assert!(first.state().leaving);
@@ -269,7 +269,10 @@ async fn a_reload_leaves_a_url_with_the_source_that_named_it_first() {
     assert_eq!(worker(&gateway, &a.url()).id, first);
     assert_eq!(shown(&gateway, &a.url()).await["also_named_by"], json!([]));
 
-    gateway.serving().reload(with(vec![WorkerSpec::new(a.url())])).expect("right");
+    let other = WorkerSpec { model: Some("other".into()), ..WorkerSpec::new(a.url()) };
+    let reloaded = gateway.serving().reload(with(vec![other])).expect("right");
+    assert_eq!((reloaded.joining, reloaded.replaced), (vec![], vec![]));
+    assert_eq!(worker(&gateway, &a.url()).id, first);
     apply(&gateway, &[]);
     eventually("it is the configuration's", || worker(&gateway, &a.url()).is_configured()).await;
     serves(&gateway, 1).await;
@@ -439,9 +442,25 @@ async fn the_workers_of_a_file_serve_until_their_successors_do() {
     std::fs::write(&file, listed(&[b.url()])).expect("written");
     eventually("it waits again", || !worker(&gateway, &a.url()).state().successors.is_empty()).await;
     assert_eq!(eligible(&gateway), 1);
+    let same = Config::clone(&gateway.serving().config());
+    gateway.serving().reload(same).expect("right");
     b.set_healthy(true);
     eventually("the other one serves", || urls(&gateway) == [b.url()]).await;
+    let left = gateway.metric(r#"kvlane_discovery_leaves_total{source="file"}"#).await;
+    assert_eq!(left, Some(2.0), "once for each time that the file named it no longer");
     gateway.end().await;
+}
+
+#[test]
+fn a_check_reads_the_workers_file_that_is_there() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("workers.yaml");
+    let mut config = config();
+    config.discovery.workers_file = Some(path.clone());
+    kvlane_gateway::serve::check(&config).expect("it may be written later");
+    std::fs::write(&path, "- url: http://a\n- url: b\n").expect("written");
+    let error = kvlane_gateway::serve::check(&config).expect_err("wrong").to_string();
+    assert!(error.contains("workers.yaml: [1].url: 'b'") && error.contains("line 2"), "{error}");
 }
 
 #[tokio::test]

@@ -410,6 +410,25 @@ async fn the_engines_own_model_directory_is_used_if_readable() {
 }
 
 #[tokio::test]
+async fn a_workers_tokenizer_is_used_where_the_configuration_names_none() {
+    let counted = async |tokenizer: PathBuf, tokens: TokenSource| {
+        let engine = FakeEngine::start("m").await;
+        engine.set_tokenizer(counts_with_tiny());
+        let mut config = config();
+        config.tokens.source = tokens;
+        let spec = WorkerSpec { tokenizer: Some(tokenizer), ..WorkerSpec::new(engine.url()) };
+        config.workers = vec![spec];
+        let gateway = TestGateway::start(config, &[]).await;
+        let ready = gateway.operate("GET", "/readiness", "").await.json();
+        gateway.end().await;
+        ready["pools"][0]["tokens"]["source"].clone()
+    };
+    assert_eq!(counted(tiny(), TokenSource::Auto).await, "local");
+    assert_eq!(counted("/nowhere".into(), TokenSource::Auto).await, "estimate");
+    assert_eq!(counted(tiny(), TokenSource::Engine).await, "engine");
+}
+
+#[tokio::test]
 async fn a_pool_can_have_its_own_tokenizer() {
     let (m, n) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
     let mut config = config();

@@ -16,13 +16,16 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::refusal::told;
 
 /// How long a TCP connection to the API server may take.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long reading files and asking for credentials may take.
+const CREDENTIALS: Duration = Duration::from_secs(30);
 /// After how much silence a connection is probed: one that the network has forgotten ends.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -45,6 +48,8 @@ struct Current {
     /// Counts clients, so that of several who find one broken the first renews it.
     number: u64,
     client: Option<Client>,
+    /// A client that is being made.
+    making: Option<JoinHandle<Result<Client, String>>>,
 }
 
 // === impl Access ===
@@ -66,24 +71,33 @@ impl Access {
     /// Why there is none, and what to do.
     pub(crate) async fn client(&self) -> Result<(Client, u64), String> {
         let mut current = self.current.lock().await;
-        if current.client.is_none() {
-            current.number += 1;
-            current.client = Some(match &self.how {
-                How::Cluster(kubeconfig) => {
+        if let Some(client) = &current.client {
+            return Ok((client.clone(), current.number));
+        }
+        let client = match &self.how {
+            How::Cluster(kubeconfig) => {
+                // Files are read, and a kubeconfig may name a program to be run for credentials. If that hangs, one thread
+                // waits for it and no other is begun.
+                let mut making = current.making.take().unwrap_or_else(|| {
                     let kubeconfig = kubeconfig.clone();
-                    // Files are read, and a kubeconfig may name a program to be run for credentials.
-                    let made =
-                        spawn_blocking(move || Handle::current().block_on(connect(kubeconfig.as_deref())));
-                    made.await.map_err(|error| told(&error))??
-                }
-                #[cfg(test)]
-                How::Given(client) => client.clone(),
-            });
-        }
-        match &current.client {
-            Some(client) => Ok((client.clone(), current.number)),
-            None => Err("there is no client".into()),
-        }
+                    spawn_blocking(move || Handle::current().block_on(connect(kubeconfig.as_deref())))
+                });
+                let Ok(made) = timeout(CREDENTIALS, &mut making).await else {
+                    current.making = Some(making);
+                    return Err(format!(
+                        "there are no credentials for the API server within {} s: look at the program that the \
+                         kubeconfig names in `exec`",
+                        CREDENTIALS.as_secs()
+                    ));
+                };
+                made.map_err(|error| told(&error))??
+            }
+            #[cfg(test)]
+            How::Given(client) => client.clone(),
+        };
+        current.number += 1;
+        current.client = Some(client.clone());
+        Ok((client, current.number))
     }
 
     /// The client of this number does not do: the next one reads credentials and certificates again, and opens
@@ -100,6 +114,12 @@ async fn connect(kubeconfig: Option<&Path>) -> Result<Client, String> {
     // The client takes the process's provider: it is the one that all other TLS here uses.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let config = configuration(kubeconfig).await?;
+    if let Some(proxy) = &config.proxy_url {
+        return Err(format!(
+            "the kubeconfig has the proxy-url {proxy}, and kvlane uses no proxies: name an address of the API server that \
+             is reached without one"
+        ));
+    }
     let server = config.cluster_url.to_string();
     build(config).map_err(|error| format!("cannot connect to the API server {server}: {}", told(&error)))
 }
@@ -133,9 +153,6 @@ async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, String> {
 
 /// `kube`'s own stack of layers would also log each failed request as an error, and repeat requests by itself.
 fn build(mut config: Config) -> kube::Result<Client> {
-    if let Some(proxy) = &config.proxy_url {
-        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
-    }
     let agent = HeaderValue::from_static(concat!("kvlane/", env!("CARGO_PKG_VERSION")));
     config.headers.push((http::header::USER_AGENT, agent));
     let mut tcp = HttpConnector::new();

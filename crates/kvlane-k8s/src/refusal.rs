@@ -82,7 +82,7 @@ impl Failure {
                      `{}` in namespace {} by a Role with the rule {} (deploy/helm/kvlane, templates/role.yaml)",
                     of.kind.resource,
                     of.namespace,
-                    of.kind.rule()
+                    of.rule()
                 ),
             ),
             404 => (

@@ -13,13 +13,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::Access;
-use crate::collection::{Collection, OBJECTIVES, OLD_OBJECTIVES, PODS, POOLS, SERVICES, SLICES};
+use crate::collection::{Collection, PODS, POOLS, SERVICES, SLICES};
 use crate::objects::{Objective, Pod, Pool, Service, Slice};
 use crate::state::{Now, State, Wanted, WatchId};
-use crate::watch::{Report, Watch, pause};
+use crate::watch::{Report, Watch, pause_unreachable};
 
 /// The least time between two publications. The first change of many is published at once, the rest together.
 const PUBLISH: Duration = Duration::from_millis(50);
+/// How long the first publication waits for a watch that cannot say what there is.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Reports that wait to be taken in.
 const REPORTS_MAX: usize = 1024;
 /// Watches whose problems are told at once.
@@ -48,6 +50,8 @@ struct Discovery {
     published: Option<Instant>,
     /// When the next worker leaves though nothing is reported.
     next: Option<Instant>,
+    /// What was last found not to be right.
+    problems: Vec<String>,
     /// The source was last said to have a problem.
     failing: bool,
 }
@@ -57,8 +61,10 @@ struct Running {
     wanted: Wanted,
     generation: u64,
     task: AbortHandle,
-    /// It has reported something that says what there is, or why that is not known.
+    /// It has reported what there is, or why that will not be known soon.
     reported: bool,
+    /// Until when it is waited for.
+    awaited: Instant,
     /// It was in contact since the source was last confirmed.
     contact: bool,
     /// Why it does not know what there is at present.
@@ -80,7 +86,7 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
             Ok((client, _)) => break client.default_namespace().to_owned(),
             Err(problem) => fail(&source, problem),
         }
-        sleep(pause(failures)).await;
+        sleep(pause_unreachable(failures)).await;
         failures += 1;
     };
     let (sender, mut receiver) = mpsc::channel(REPORTS_MAX);
@@ -96,6 +102,7 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
         changed: false,
         published: None,
         next: None,
+        problems: Vec::new(),
         failing: false,
     };
     discovery.start_and_stop();
@@ -132,7 +139,13 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
 impl Discovery {
     /// When something is to be done though nothing is reported.
     fn wake(&self) -> Option<Instant> {
-        let publish = self.published.filter(|_| self.changed && self.is_settled()).map(|at| at + PUBLISH);
+        let now = Instant::now();
+        if let Some(settles) = self.settles()
+            && settles > now
+        {
+            return Some(settles);
+        }
+        let publish = self.published.filter(|_| self.changed).map(|at| at + PUBLISH);
         publish.into_iter().chain(self.next).min()
     }
 
@@ -143,23 +156,25 @@ impl Discovery {
         else {
             return;
         };
+        watch.reported |= !matches!(report, Report::Contact | Report::Failed { lasts: false, .. });
         match &report {
-            Report::Failed(problem) => watch.problem = Some(problem.clone()),
+            Report::Failed { problem, .. } => watch.problem = Some(problem.clone()),
             Report::Absent(why) => {
-                if watch.absent.as_ref() != Some(why) {
-                    tracing::info!(why, "Kubernetes discovery does without");
-                    watch.absent = Some(why.clone());
-                }
                 (watch.problem, watch.contact) = (None, true);
+                let news = watch.absent.as_ref() != Some(why);
+                watch.absent = Some(why.clone());
+                // InferenceObjectives are in one of two groups, or in none.
+                let is_told = |watch: &Running| !watch.wanted.id.is_objectives() || watch.absent.is_some();
+                if news && self.watches.iter().filter(|watch| watch.wanted.id.view == id.view).all(is_told) {
+                    tracing::info!(why, "Kubernetes discovery goes on without something optional");
+                }
             }
             Report::Contact => watch.contact = true,
             Report::Listed(_) | Report::Changed(_) | Report::Gone(_) => {
                 (watch.problem, watch.contact, watch.absent) = (None, true, None);
             }
         }
-        let contact_only = matches!(report, Report::Contact);
-        watch.reported |= !contact_only;
-        if contact_only || matches!(report, Report::Failed(_)) {
+        if matches!(report, Report::Contact | Report::Failed { .. }) {
             return;
         }
         self.state.apply(id, report, Now { instant: Instant::now(), unix: unix_time() });
@@ -196,6 +211,7 @@ impl Discovery {
                 generation: self.generation,
                 task,
                 reported: false,
+                awaited: Instant::now() + PATIENCE,
                 contact: false,
                 problem: None,
                 absent: None,
@@ -213,21 +229,24 @@ impl Discovery {
             kind if std::ptr::eq(kind, &SERVICES) => self.tasks.spawn(watch.run::<Service, _>(sender)),
             kind if std::ptr::eq(kind, &POOLS) => self.tasks.spawn(watch.run::<Pool, _>(sender)),
             kind => {
-                debug_assert!(std::ptr::eq(kind, &OBJECTIVES) || std::ptr::eq(kind, &OLD_OBJECTIVES));
+                debug_assert!(id.is_objectives(), "{kind:?}");
                 self.tasks.spawn(watch.run::<Objective, _>(sender))
             }
         }
     }
 
-    /// Whether each watch has said what there is, or why it does not know. Before that, workers would be missing.
-    fn is_settled(&self) -> bool {
-        self.watches.iter().all(|watch| watch.reported)
+    /// When the last watch that is waited for has said what there is, or that this will not be known soon, or has had
+    /// its time. Before that, workers would be missing; and a source that is started again, as by a reload, may have
+    /// published them.
+    fn settles(&self) -> Option<Instant> {
+        let is_awaited = |watch: &&Running| !watch.reported && !watch.wanted.id.is_objectives();
+        self.watches.iter().filter(is_awaited).map(|watch| watch.awaited).max()
     }
 
     /// Publishes what has changed, if it is time, and says how current it is.
     fn publish(&mut self) {
         let now = Instant::now();
-        if !self.is_settled() {
+        if self.settles().is_some_and(|settles| settles > now) {
             self.failing |= self.tell_problem();
             return;
         }
@@ -235,10 +254,19 @@ impl Discovery {
         if is_due || self.next.is_some_and(|next| now >= next) {
             let assembled = self.state.targets(now);
             self.next = assembled.next;
-            self.fleet.discovery.objectives.store(Arc::new(self.state.objectives()));
-            // Without a single answer there is nothing to be said: no workers is not the same as not knowing.
-            if self.watches.iter().any(|watch| watch.problem.is_none()) {
+            // No workers is not the same as not knowing.
+            if self.state.is_known() {
+                let problems = &assembled.targets.problems;
+                for problem in problems.iter().filter(|problem| !self.problems.contains(problem)) {
+                    tracing::warn!(problem, "Kubernetes discovery found something that is not right");
+                }
+                self.problems.clone_from(problems);
                 self.source.put(assembled.targets);
+            }
+            let objectives = self.state.objectives();
+            if **self.fleet.discovery.objectives.load() != objectives {
+                tracing::info!(objectives = objectives.len(), "priorities of InferenceObjectives changed");
+                self.fleet.discovery.objectives.store(Arc::new(objectives));
             }
             self.changed = false;
             self.published = Some(now);

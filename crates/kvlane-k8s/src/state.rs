@@ -12,7 +12,7 @@ use crate::collection::{Collection, Kind, OBJECTIVES, OLD_OBJECTIVES, PODS, POOL
 use crate::objects::{Any, Deletion, Objective, Pod, Pool, Service, Slice};
 use crate::pods::{Context, listed};
 use crate::slices;
-use crate::watch::Report;
+use crate::watch::{OBJECTS_MAX, Report};
 
 /// How much later than its grace period a pod counts as gone: the kubelet needs a moment for its last words.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -34,7 +34,11 @@ struct View {
     namespace: String,
     way: Way,
     pods: BTreeMap<String, Known>,
+    /// Whether all pods were ever listed.
+    knows_pods: bool,
     slices: BTreeMap<String, Slice>,
+    /// Whether all slices were ever listed.
+    knows_slices: bool,
     /// The Service, or what is known of it.
     service: Asked<Service>,
     /// The InferencePool.
@@ -147,14 +151,19 @@ impl State {
             Report::Changed(object) => view.change(id.kind, object, now),
             Report::Gone(name) => view.remove(id.kind, &name),
             Report::Absent(_) => view.deny(id.kind),
-            Report::Contact | Report::Failed(_) => {}
+            Report::Contact | Report::Failed { .. } => {}
         }
+    }
+
+    /// Whether any part is known: before that, there is nothing to be said.
+    pub(crate) fn is_known(&self) -> bool {
+        self.views.iter().any(View::is_known)
     }
 
     /// All workers.
     pub(crate) fn targets(&mut self, now: Instant) -> Assembled {
         let (mut engines, mut problems) = (Vec::new(), Vec::new());
-        for view in &self.views {
+        for view in self.views.iter().filter(|view| view.is_known()) {
             view.engines(&self.config.ports, &mut engines, &mut problems);
         }
         assemble(engines, problems, &mut self.joined, now)
@@ -177,6 +186,13 @@ impl State {
 
 // === impl WatchId ===
 
+impl WatchId {
+    /// Whether it is about InferenceObjectives, of either group.
+    pub(crate) fn is_objectives(self) -> bool {
+        std::ptr::eq(self.kind, &OBJECTIVES) || std::ptr::eq(self.kind, &OLD_OBJECTIVES)
+    }
+}
+
 impl PartialEq for WatchId {
     fn eq(&self, other: &Self) -> bool {
         self.view == other.view && std::ptr::eq(self.kind, other.kind)
@@ -191,11 +207,23 @@ impl View {
             namespace,
             way,
             pods: BTreeMap::new(),
+            knows_pods: false,
             slices: BTreeMap::new(),
+            knows_slices: false,
             service: Asked::Unknown,
             pool: Asked::Unknown,
             objectives: BTreeMap::new(),
             old_objectives: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it is known which engines there are.
+    fn is_known(&self) -> bool {
+        match (&self.way, &self.pool) {
+            (Way::Labels { .. }, _) => self.knows_pods,
+            (Way::Service(_), _) => self.knows_slices,
+            (Way::Pool(_), Asked::There(pool)) => self.knows_pods || pool.selector.is_empty(),
+            (Way::Pool(_), pool) => *pool == Asked::None,
         }
     }
 
@@ -244,6 +272,8 @@ impl View {
     fn replace(&mut self, kind: &'static Kind, objects: Vec<Any>, now: Now) {
         let before = if std::ptr::eq(kind, &PODS) { std::mem::take(&mut self.pods) } else { BTreeMap::new() };
         self.clear(kind);
+        self.knows_pods |= std::ptr::eq(kind, &PODS);
+        self.knows_slices |= std::ptr::eq(kind, &SLICES);
         for object in objects {
             match object {
                 Any::Pod(pod) => {
@@ -258,6 +288,10 @@ impl View {
     /// An object is new, or another than before.
     fn change(&mut self, kind: &'static Kind, object: Any, now: Now) {
         match object {
+            // The next list fails, and says what to do.
+            Any::Pod(_) if self.pods.len() >= OBJECTS_MAX => {}
+            Any::Slice(_) if self.slices.len() >= OBJECTS_MAX => {}
+            Any::Objective(_) if self.objectives_of(kind).len() >= OBJECTS_MAX => {}
             Any::Pod(pod) => {
                 let known = Known::new(pod, |name| self.pods.get(name), now);
                 self.pods.insert(known.pod.name.clone(), known);
@@ -267,8 +301,8 @@ impl View {
             }
             Any::Service(service) => self.service = Asked::There(service),
             Any::Pool(pool) => {
-                if self.pool_selector() != Some(&pool.selector) && pool.selector.is_empty() {
-                    self.pods.clear();
+                if pool.selector.is_empty() {
+                    self.clear(&PODS);
                 }
                 self.pool = Asked::There(pool);
             }
@@ -299,9 +333,10 @@ impl View {
             self.slices.clear();
         } else if std::ptr::eq(kind, &SERVICES) {
             self.service = Asked::None;
+            self.pods.clear();
         } else if std::ptr::eq(kind, &POOLS) {
             self.pool = Asked::None;
-            self.pods.clear();
+            (self.pods, self.knows_pods) = (BTreeMap::new(), false);
         } else {
             self.objectives_of(kind).clear();
         }
@@ -318,13 +353,6 @@ impl View {
 
     fn objectives_of(&mut self, kind: &'static Kind) -> &mut BTreeMap<String, Objective> {
         if std::ptr::eq(kind, &OBJECTIVES) { &mut self.objectives } else { &mut self.old_objectives }
-    }
-
-    fn pool_selector(&self) -> Option<&BTreeMap<String, String>> {
-        match &self.pool {
-            Asked::There(pool) => Some(&pool.selector),
-            _ => None,
-        }
     }
 
     /// The engines that it names.
@@ -383,15 +411,12 @@ impl View {
     /// A port that no pod declares is used all the same, because nothing makes pods declare their ports; but it is rather a
     /// mistake.
     fn undeclared(&self, context: &Context<'_>) -> Option<String> {
-        let mut pods = self.pods.values().map(|known| &known.pod);
-        let example = pods.clone().find(|pod| !pod.ports.is_empty())?;
-        let is_declared = |number: u16| {
-            pods.any(|pod| pod.ports.is_empty() || pod.ports.iter().any(|port| port.number == number))
+        let pods = || self.pods.values().map(|known| &known.pod);
+        let example = pods().find(|pod| !pod.ports.is_empty())?;
+        let declares = |pod: &Pod, number: u16| {
+            pod.ports.is_empty() || pod.ports.iter().any(|port| port.number == number)
         };
-        let port = context.ports.iter().copied().find({
-            let mut is_declared = is_declared;
-            move |port| !is_declared(*port)
-        })?;
+        let port = context.ports.iter().find(|port| !pods().any(|pod| declares(pod, **port)))?;
         let declared: Vec<u16> = example.ports.iter().map(|port| port.number).collect();
         Some(format!(
             "no pod in namespace {} declares the port {port}, which is used all the same; pod {} declares {}: check {}",

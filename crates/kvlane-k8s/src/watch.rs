@@ -31,9 +31,11 @@ const WATCH_S: u64 = 20;
 const SILENCE: Duration = Duration::from_secs(WATCH_S + 5);
 /// A watch that ends sooner than this is repeated after a pause.
 const STEADY: Duration = Duration::from_secs(1);
-/// Pauses between attempts.
-const BACKOFF: Backoff =
-    Backoff { initial: Nanos::from_millis(100), max: Nanos::from_secs(5), multiplier: 1.6, jitter: 0.2 };
+/// Pauses between attempts to reach the server. One that restarts is away for some seconds, and is asked soon after.
+const UNREACHABLE: Backoff =
+    Backoff { initial: Nanos::from_millis(100), max: Nanos::from_secs(2), multiplier: 1.6, jitter: 0.2 };
+/// Pauses between requests that it answers and cannot do.
+const REFUSED: Backoff = Backoff { max: Nanos::from_secs(5), ..UNREACHABLE };
 /// Pause before something that need not be there is looked for again.
 const OPTIONAL: Duration = Duration::from_secs(60);
 /// Objects of a page.
@@ -60,8 +62,13 @@ pub(crate) enum Report {
     Gone(String),
     /// Nothing has changed, and the server is in contact.
     Contact,
-    /// It cannot be watched at present, and why.
-    Failed(String),
+    /// It cannot be watched at present.
+    Failed {
+        /// Why.
+        problem: String,
+        /// Only a person can change that.
+        lasts: bool,
+    },
     /// It need not be there, and is not, and why.
     Absent(String),
 }
@@ -91,11 +98,13 @@ impl<F> Watch<F> {
             let Err(failure) = self.list_and_watch::<T, M>(&sender, &mut failures).await else { return };
             tracing::debug!(collection = self.collection.said(), problem = failure.problem, "listing again");
             let absent = self.optional && matches!(failure.cause, Cause::Denied | Cause::Missing);
+            let backoff = if failure.cause == Cause::Unreachable { UNREACHABLE } else { REFUSED };
             let report = match failure.cause {
                 _ if absent => Report::Absent(failure.problem),
                 // It is nobody's fault, and the list that follows settles it.
                 Cause::Expired => Report::Contact,
-                _ => Report::Failed(failure.problem),
+                Cause::Denied | Cause::Missing => Report::Failed { problem: failure.problem, lasts: true },
+                _ => Report::Failed { problem: failure.problem, lasts: false },
             };
             if sender.send((self.message)(report)).await.is_err() {
                 return;
@@ -103,7 +112,7 @@ impl<F> Watch<F> {
             if absent {
                 sleep(OPTIONAL).await;
             } else {
-                sleep(pause(failures)).await;
+                sleep(pause(backoff, failures)).await;
                 failures += 1;
             }
         }
@@ -124,14 +133,20 @@ impl<F> Watch<F> {
         }
         loop {
             let began = Instant::now();
-            if !self.follow::<T, M>(&mut version, sender).await? {
+            let followed = self.follow::<T, M>(&mut version, sender).await;
+            // It may be listed. That is worth something, again and again.
+            let listed = |failure: Failure| match failure.cause {
+                Cause::Denied | Cause::Missing => Failure { cause: Cause::Answered, ..failure },
+                _ => failure,
+            };
+            if !followed.map_err(listed)? {
                 return Ok(());
             }
             if began.elapsed() >= STEADY {
                 *failures = 0;
             } else {
                 // A server, or something before it, that ends each watch at once.
-                sleep(pause(*failures)).await;
+                sleep(pause(REFUSED, *failures)).await;
                 *failures += 1;
             }
         }
@@ -383,8 +398,12 @@ fn advance(version: &mut String, to: &str) {
     }
 }
 
-/// The pause after so many failures in a row.
-pub(crate) fn pause(failures: u32) -> Duration {
+/// The pause before the API server is looked for again, after so many failures in a row to do so.
+pub(crate) fn pause_unreachable(failures: u32) -> Duration {
+    pause(UNREACHABLE, failures)
+}
+
+fn pause(backoff: Backoff, failures: u32) -> Duration {
     let unit = (RandomState::new().hash_one(failures) >> 11) as f64 / (1_u64 << 53) as f64;
-    Duration::from_nanos(BACKOFF.pause(failures, unit).0)
+    Duration::from_nanos(backoff.pause(failures, unit).0)
 }

@@ -15,7 +15,7 @@ use kvlane_fleet::settings;
 use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::tokenize::{Tokenizers, Tokens};
 use kvlane_fleet::worker::config::WorkerSpec;
-use kvlane_fleet::worker::{Rank, Worker, WorkerId};
+use kvlane_fleet::worker::{Origin, Rank, Worker, WorkerId};
 use kvlane_http::connections::{Answer, Connections, ConnectionsConfig, UpstreamError};
 use kvlane_http::tls::{Tls, TlsConfig};
 use kvlane_http::upstream::{Upstream, UpstreamId};
@@ -55,7 +55,7 @@ impl World {
         let pool = Arc::new(fleet.new_pool("m"));
         for n in 1..=workers {
             let spec = WorkerSpec::new(format!("http://10.0.0.{n}:8000"));
-            let worker = Arc::new(Worker::new(WorkerId(n), &spec, None).expect("a worker"));
+            let worker = Arc::new(Worker::new(WorkerId(n), &spec, Origin::Config, None).expect("a worker"));
             worker.state().healthy = true;
             pool.join(&worker, Rank { number: 0, source: None }, false, None).expect("room");
         }

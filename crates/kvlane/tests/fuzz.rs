@@ -34,6 +34,7 @@ macro_rules! targets {
 targets! {
     answers "../../../fuzz/fuzz_targets/answers.rs"
     body "../../../fuzz/fuzz_targets/body.rs"
+    ext_proc "../../../fuzz/fuzz_targets/ext_proc.rs"
     files "../../../fuzz/fuzz_targets/files.rs"
     identity "../../../fuzz/fuzz_targets/identity.rs"
     kv_events "../../../fuzz/fuzz_targets/kv_events.rs"

@@ -1,7 +1,8 @@
-//! The gateway and the simulator place the same requests on the same endpoints, for the same reasons.
+//! The gateway, the endpoint picker and the simulator place the same requests on the same endpoints, for the same reasons.
 //!
-//! Both call one router. What is compared is all around it: how prompts become blocks and tokens, what the router is told
-//! and when. A trace goes through a live gateway and through a world; then what each decision saw (overlap, requests,
+//! All three call one router. What is compared is all around it: how prompts become blocks and tokens, what the router is told
+//! and when. A trace goes through a live gateway, through a
+//! live picker, and through a world; then what each decision saw (overlap, requests,
 //! tokens in flight, of every endpoint, and how long its answer will be) and what it picked has to be the same, line by
 //! line.
 //!
@@ -22,7 +23,9 @@ use kvlane_core::time::Nanos;
 use kvlane_core::timing::{Host, TimingModel};
 use kvlane_fleet::timings::Timings;
 use kvlane_gateway::config::{Config, WorkerSpec};
-use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, config, eventually, next_call, soon};
+use kvlane_gateway::testing::{
+    Client, Context, DataPlane, FakeEngine, GrpcCall, Reply, TestGateway, config, eventually, next_call, soon,
+};
 use kvlane_lab::prompt;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::Fault;
@@ -30,11 +33,13 @@ use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
+use kvlane_wire::ext_proc::BodyMode;
 
 const ENGINES: usize = 3;
 const BLOCK_TOKENS: u32 = 16;
 const SEED: u64 = 7;
 const MODEL: &str = "m";
+const COMPLETIONS: &str = "/v1/completions";
 const PRESET: &str = "qwen2.5-7b@a100";
 
 /// Conversations that begin alike, in the order in which one client has them.
@@ -168,18 +173,55 @@ fn made(gateway: &TestGateway) -> Vec<String> {
     gateway.fleet().pools()[0].router.read(decisions)
 }
 
-/// A request as its client sends it. How long its answer is, only the mock engine is told.
-fn request(trace: &Trace, request: u32, stream: bool) -> String {
+/// The session and the body of a request.
+fn session_and_body(trace: &Trace, request: u32, stream: bool) -> (String, String) {
     let mut text = Vec::new();
     prompt::append(&mut text, SEED, trace, request);
     let text = String::from_utf8(text).expect("words");
     let options = serde_json::json!({"include_usage": true});
     let body =
         serde_json::json!({"model": MODEL, "prompt": text, "stream": stream, "stream_options": options});
-    let (session, output_tokens) =
-        (Plan::new(trace).root[request as usize], trace.requests[request as usize].output_tokens);
+    (Plan::new(trace).root[request as usize].to_string(), body.to_string())
+}
+
+/// A request as its client sends it. How long its answer is, only the mock engine is told.
+fn request(trace: &Trace, request: u32, stream: bool) -> String {
+    let (session, body) = session_and_body(trace, request, stream);
+    let output_tokens = trace.requests[request as usize].output_tokens;
     let fields = format!("x-session-id: {session}\r\nx-mock-output-tokens: {output_tokens}\r\n");
-    Client::request_bytes("POST", "/v1/completions", &fields, &body.to_string())
+    Client::request_bytes("POST", COMPLETIONS, &fields, &body)
+}
+
+/// What Envoy says where answers pass through the picker.
+fn observed() -> Context {
+    let duplex = BodyMode::FullDuplexStreamed;
+    Context { modes: Some((duplex, duplex)), subset: None }
+}
+
+/// A request that a data plane has sent to the picker, and the address that it got.
+async fn picked(plane: &DataPlane, trace: &Trace, request: u32, stream: bool) -> (GrpcCall, String) {
+    let (session, body) = session_and_body(trace, request, stream);
+    let mut call = plane.begin().await;
+    call.head(&observed(), "POST", COMPLETIONS, &[("x-session-id", &session)], false);
+    call.body(body.as_bytes(), true);
+    let address = call.outcome().await.addresses().swap_remove(0);
+    (call, address)
+}
+
+/// Sends a request as a data plane does: where the picker says, and its answer through the picker.
+async fn sent_by_data_plane(plane: &DataPlane, trace: &Trace, n: u32, stream: bool) {
+    let (mut call, address) = picked(plane, trace, n, stream).await;
+    let mut engine = Client::connect(address.parse().expect("an address")).await;
+    engine.send(request(trace, n, stream)).await;
+    let reply = engine.reply().await;
+    let kind = reply.header("content-type").expect("a type");
+    call.response_head(&[(":status", &reply.status.to_string()), ("content-type", kind)], Some(&address));
+    call.response_body(reply.text().as_bytes(), true);
+    for _ in 0..2 {
+        call.reaction().await.expect("an answer");
+    }
+    call.half_close();
+    assert_eq!(call.status().await, "0");
 }
 
 #[track_caller]
@@ -216,7 +258,7 @@ fn assert_spread(what: &str, decisions: &[String]) {
     assert!(0 < most && most < decisions.len(), "{what}: all of {} on one endpoint", decisions.len());
 }
 
-/// Invariant: Gateway and simulator make the same decisions for the same reasons, with every policy.
+/// Invariant: Gateway, picker and simulator make the same decisions for the same reasons, with every policy.
 ///
 /// Also held by `a_burst_without_answers_is_placed_as_in_the_simulator`,
 /// `requests_that_endpoints_fail_are_tried_elsewhere_as_in_the_simulator`.
@@ -247,6 +289,18 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
         assert_same(name, &live, &simulated);
         drop(client);
         gateway.end().await;
+        let mut config = gateway_config(name, trace.requests.len());
+        config.workers = engines.iter().map(worker).collect();
+        config.epp.observe_responses = true;
+        let picker = TestGateway::picker_at_speed(config, &[], 0.0).await;
+        let plane = picker.data_plane().await;
+        for n in 0..trace.requests.len() as u32 {
+            sent_by_data_plane(&plane, &trace, n, n % 2 == 0).await;
+            picker.ledger_is_zero().await;
+        }
+        assert_same(&format!("{name}, by the picker"), &made(&picker), &simulated);
+        plane.close().await;
+        picker.end().await;
     }
     for engine in engines {
         soon("the engine ends", engine.shutdown()).await;
@@ -284,6 +338,18 @@ async fn a_burst_without_answers_is_placed_as_in_the_simulator() {
         // Clients that leave end their requests.
         drop(clients);
         gateway.end().await;
+        let mut config = gateway_config(name, trace.requests.len());
+        config.epp.observe_responses = true;
+        let picker = TestGateway::picker_at_speed(config, &engines.iter().collect::<Vec<_>>(), 0.0).await;
+        let plane = picker.data_plane().await;
+        let mut calls = Vec::new();
+        for n in 0..trace.requests.len() as u32 {
+            calls.push(picked(&plane, &trace, n, true).await);
+        }
+        assert_same(&format!("{name}, by the picker"), &made(&picker), &live);
+        calls.into_iter().for_each(|(call, _)| call.reset());
+        plane.close().await;
+        picker.end().await;
     }
 }
 

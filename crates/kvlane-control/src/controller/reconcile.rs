@@ -14,27 +14,11 @@ use kvlane_fleet::worker::config::WorkerSpec;
 use kvlane_fleet::worker::{Origin, Worker, WorkerId};
 use kvlane_http::address::worker_name;
 
+use super::discovered::{Discovered, Known};
 use super::{AddError, Controller};
 
 /// Most workers of a source that are listed with the reason why they were not added.
 const LEFT_OUT_MAX: usize = 100;
-
-/// What is known about the sources, apart from their workers.
-#[derive(Default)]
-pub(super) struct Discovered {
-    sources: BTreeMap<&'static str, Known>,
-    /// Workers of the configuration whose URLs are those of workers that a source named first.
-    claimed: Vec<WorkerSpec>,
-}
-
-/// What is known about a source, apart from its workers.
-#[derive(Default)]
-struct Known {
-    /// The workers that drain because the source says that they are about to end.
-    terminating: BTreeSet<WorkerId>,
-    /// URL and key of the engines that an operator has removed.
-    dismissed: BTreeSet<(String, String)>,
-}
 
 /// What a source wants changed.
 #[derive(Default)]

@@ -57,9 +57,15 @@ fn publish(path: &Path, source: &Source) -> bool {
     false
 }
 
-fn read(path: &Path) -> Result<Targets, String> {
+/// Reads a file.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn read(path: &Path) -> Result<Targets, String> {
     let mut text = String::new();
-    let file = File::open(path).map_err(|error| format!("cannot open the workers file: {error}"))?;
+    let file = File::open(path).map_err(|error| {
+        format!("cannot open the workers file: {error}; write it, or correct discovery.workers_file")
+    })?;
     // One byte more than is allowed shows that there are more.
     file.take(BYTES_MAX + 1)
         .read_to_string(&mut text)
@@ -172,6 +178,11 @@ mod tests {
         (directory, path, source, seen)
     }
 
+    /// Lets a time pass on the paused clock.
+    async fn passes(time: Duration) {
+        let _ = tokio::time::timeout(time, std::future::pending::<()>()).await;
+    }
+
     async fn urls(seen: &mut Seen) -> Vec<String> {
         let targets = seen.next().await.expect("the source runs");
         targets.workers.iter().map(|target| target.spec.url.clone()).collect()
@@ -182,7 +193,7 @@ mod tests {
     async fn a_file_that_is_not_valid_leaves_the_workers_as_they_were() {
         let (directory, path, source, mut seen) = watched();
         let running = tokio::spawn(run(path.clone(), source));
-        let wait = || tokio::time::sleep(4 * CHECK_INTERVAL);
+        let wait = || passes(4 * CHECK_INTERVAL);
         wait().await;
         let status = seen.status();
         assert!(status.problem.is_some_and(|problem| problem.contains("workers.yaml: cannot open")));
@@ -218,8 +229,8 @@ mod tests {
         let (_directory, path, source, seen) = watched();
         fs::write(&path, "- url: http://a\n").expect("written");
         let running = tokio::spawn(run(path.clone(), source));
-        let wait = || tokio::time::sleep(2 * CONFIRM_INTERVAL);
-        tokio::time::sleep(CHECK_INTERVAL).await;
+        let wait = || passes(2 * CONFIRM_INTERVAL);
+        passes(CHECK_INTERVAL).await;
         let first = seen.status().confirmed.expect("it has been read");
         wait().await;
         let second = seen.status().confirmed.expect("it has been read");

@@ -80,11 +80,20 @@ impl TestGateway {
     ///
     /// # Panics
     /// The picker does not start.
-    pub async fn picker(mut config: Config, engines: &[&FakeEngine]) -> Self {
+    pub async fn picker(config: Config, engines: &[&FakeEngine]) -> Self {
+        Self::picker_at_speed(config, engines, 1.0).await
+    }
+
+    /// Like [`TestGateway::picker`], with a clock that counts `speed` seconds per second.
+    ///
+    /// # Panics
+    /// The picker does not start.
+    pub async fn picker_at_speed(mut config: Config, engines: &[&FakeEngine], speed: f64) -> Self {
         config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
         (config.epp.port, config.epp.health_port) = (0, 0);
         config.epp.secure_serving = false;
-        let gateway = Self { serving: Serving::start_picker(config).expect("the picker starts") };
+        let gateway =
+            Self { serving: Serving::start_picker_at_speed(config, speed).expect("the picker starts") };
         eventually("all workers are healthy", || gateway.all_healthy()).await;
         gateway
     }

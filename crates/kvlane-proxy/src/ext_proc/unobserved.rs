@@ -201,3 +201,95 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::World;
+
+    const SECOND: Nanos = Nanos::from_secs(1);
+
+    fn report(running: u32) -> LoadReport {
+        LoadReport { running, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: None }
+    }
+
+    /// `count` requests placed on one endpoint, and when the last was placed.
+    async fn counted(world: &World, count: usize) -> (Unobserved, Nanos) {
+        let (unobserved, mut placed) = (Unobserved::default(), Nanos::ZERO);
+        for _ in 0..count {
+            let lease = world.lease().await;
+            placed = lease.placed;
+            unobserved.count(lease);
+        }
+        assert_eq!((unobserved.len(), world.load().requests as usize), (count, count));
+        (unobserved, placed)
+    }
+
+    fn factor(unobserved: &Unobserved) -> f64 {
+        unobserved.state().endpoints.values().next().expect("an endpoint").factor
+    }
+
+    /// Invariant: A request whose answer is not observed releases its load once its answer should have ended, or when its
+    /// engine reports fewer requests than are counted.
+    ///
+    /// Also held by `an_engine_that_reports_fewer_requests_has_ended_the_first_of_them`.
+    #[tokio::test]
+    async fn the_load_counts_until_the_answer_should_have_ended() {
+        let world = World::new(1);
+        let (unobserved, placed) = counted(&world, 3).await;
+        assert!(world.pool.endpoints()[0].vitals.is_idle(), "they say nothing about its progress");
+        unobserved.release(placed, |_| None);
+        assert_eq!(world.load().requests, 3);
+        unobserved.release(placed + COUNTED_MAX, |_| None);
+        assert!(unobserved.is_empty());
+        assert_eq!(world.load(), Default::default());
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_reports_fewer_requests_has_ended_the_first_of_them() {
+        let world = World::new(1);
+        let (unobserved, placed) = counted(&world, 5).await;
+        unobserved.release(placed, |_| Some((report(0), placed)));
+        assert_eq!(unobserved.len(), 5, "they may not have reached it when it reported");
+        unobserved.release(placed, |_| Some((report(2), placed + SECOND)));
+        assert_eq!((unobserved.len(), world.load().requests), (2, 2));
+        unobserved.release(placed, |_| Some((report(0), placed + SECOND)));
+        assert_eq!(unobserved.len(), 2, "a report is used once");
+        unobserved.release(placed, |_| Some((report(9), placed + SECOND + SECOND)));
+        assert_eq!(unobserved.len(), 2, "those of other pickers");
+    }
+
+    #[tokio::test]
+    async fn estimates_stretch_until_they_agree_with_the_engine() {
+        let world = World::new(1);
+        let (unobserved, placed) = counted(&world, 1).await;
+        let mut at = placed;
+        for _ in 0..3 {
+            at += SECOND;
+            unobserved.release(placed, |_| Some((report(8), at)));
+        }
+        assert!((factor(&unobserved) - FACTOR_STEP.powi(3)).abs() < 1e-9);
+        for _ in 0..100 {
+            at += SECOND;
+            unobserved.release(placed, |_| Some((report(1), at)));
+        }
+        assert!((factor(&unobserved) - FACTOR_STEP.powi(3)).abs() < 1e-9, "as many as it reports");
+        for _ in 0..100 {
+            at += SECOND;
+            unobserved.release(placed, |_| Some((report(1000), at)));
+        }
+        assert!((factor(&unobserved) - FACTOR_MAX).abs() < 1e-9, "bounded");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_has_ended_by_report_does_not_end_again_by_estimate() {
+        let world = World::new(1);
+        let (unobserved, placed) = counted(&world, 2).await;
+        unobserved.release(placed, |_| Some((report(1), placed + SECOND)));
+        assert_eq!(world.load().requests, 1);
+        unobserved.release(placed + COUNTED_MAX, |_| None);
+        assert_eq!(world.load(), Default::default());
+        assert!(unobserved.state().ends.is_empty());
+        assert_eq!(unobserved.state().endpoints.len(), 1, "its factor stays while it is in a pool");
+    }
+}

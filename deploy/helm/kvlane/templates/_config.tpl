@@ -34,10 +34,18 @@
 {{- if $v.tokenizer.path }}{{ $_ := set $tokens "path" (printf "%s/%s" $v.tokenizer.mountPath (trimPrefix "/" $v.tokenizer.path)) }}{{ end }}
 {{- $_ := set $config "tokens" $tokens }}
 
+{{- $routing := dict }}
+{{- if eq (include "kvlane.scalesToZero" .) "yes" }}
+{{- $_ := set $routing "empty_pool_timeout" (printf "%ds" (int $v.autoscaling.wakeSeconds)) }}
+{{- /* Known before it has been served for the first time. */}}
+{{- $_ := set $routing "pools" (dict $v.autoscaling.model dict) }}
+{{- end }}
 {{- if ne $v.snapshots.medium "none" }}
-{{- $_ := set $config "routing" (dict "index_snapshot" "/var/lib/kvlane/index.snapshot") }}
+{{- $_ := set $routing "index_snapshot" "/var/lib/kvlane/index.snapshot" }}
 {{- $_ := set $config "kv_events" (dict "snapshot" "/var/lib/kvlane/kv.snapshot") }}
 {{- end }}
+
+{{- with $routing }}{{ $_ := set $config "routing" . }}{{ end }}
 
 {{- if has $kind (list "pods" "service" "inferencePool") }}
 {{- $kubernetes := dict "enabled" true "namespaces" (include "kvlane.namespaces" . | fromJsonArray) }}
@@ -67,13 +75,22 @@
 {{- mustMergeOverwrite $config (deepCopy $v.config) | toYaml }}
 {{- end }}
 
+{{- define "kvlane.scalesToZero" -}}
+{{- if and (eq .Values.autoscaling.kind "keda") (eq (int .Values.autoscaling.minReplicas) 0) }}yes{{ end }}
+{{- end }}
+
 {{/* The part of the configuration that a reload cannot change: docs/operations.md, "Reload". Its checksum rolls the pods; any
      other change is read while kvlane runs. */}}
 {{- define "kvlane.restartConfig" -}}
 {{- $all := include "kvlane.config" . | fromYaml }}
-{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "discovery" "epp" }}
+{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "epp" }}
 {{- $_ := set $part "server" (pick (get $all "server") "host" "port" "relay_threads") }}
-{{- $_ := set $part "routing" (pick (default dict (get $all "routing")) "block_bytes" "seed" "index_snapshot") }}
+{{- $routing := default dict (get $all "routing") }}
+{{- $kept := pick $routing "block_bytes" "seed" "index_snapshot" }}
+{{- range $model, $pool := default dict (get $routing "pools") }}
+{{- with pick (default dict $pool) "tokenizer" "chat_template" }}{{ $_ := set $kept $model . }}{{ end }}
+{{- end }}
+{{- $_ := set $part "routing" $kept }}
 {{- $_ := set $part "tracing" (pick (default dict (get $all "tracing")) "queue_size") }}
 {{- $part | toYaml }}
 {{- end }}

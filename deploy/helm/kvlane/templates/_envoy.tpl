@@ -21,6 +21,9 @@ typed_config:
 {{- define "kvlane.envoyConfig" -}}
 {{- $v := .Values }}
 {{- $name := include "kvlane.fullname" . }}
+{{- /* A request may wait in kvlane for an engine that starts. */}}
+{{- $pick := int $v.envoy.pickTimeoutSeconds }}
+{{- if include "kvlane.scalesToZero" . }}{{ $pick = add (max $v.envoy.pickTimeoutSeconds $v.autoscaling.wakeSeconds) 15 }}{{ end }}
 {{- $observe := eq $v.picker.responses "observe" }}
 admin:
   address: {socket_address: {address: 127.0.0.1, port_value: 19000}}
@@ -99,9 +102,9 @@ static_resources:
                       # of the body has left. Without health checks Envoy would answer 500 to every POST.
                       failure_mode_allow: {{ eq $v.picker.failureMode "FailOpen" }}
                       status_on_error: {code: ServiceUnavailable}
-                      message_timeout: {{ int $v.envoy.pickTimeoutSeconds }}s
+                      message_timeout: {{ $pick }}s
                       grpc_service:
-                        timeout: {{ if $observe }}{{ int $v.envoy.requestTimeoutSeconds }}s{{ else }}{{ int $v.envoy.pickTimeoutSeconds }}s{{ end }}
+                        timeout: {{ if $observe }}{{ int $v.envoy.requestTimeoutSeconds }}s{{ else }}{{ $pick }}s{{ end }}
                         envoy_grpc: {cluster_name: pickers, authority: kvlane}
                         retry_policy:
                           retry_on: connect-failure,refused-stream,unavailable,reset
