@@ -141,6 +141,12 @@ e2e-envoy: cargo
 	e2e/envoy/setup.sh
 	python3 e2e/envoy/test_envoy.py -v
 
+# A real API server (built from Go modules, once: ten minutes and more) with the chart, and kvlane with its ServiceAccount's token.
+e2e-k8s: cargo
+	cargo build --release --locked -p kvlane
+	e2e/k8s/setup.sh
+	python3 e2e/k8s/test_k8s.py -v
+
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
 	e2e/race/setup.sh
