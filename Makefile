@@ -161,6 +161,13 @@ race-placement: cargo
 chart:
 	deploy/helm/test.sh
 
+# The chart's release in mode envoy, as processes: a real API server, Envoy, two pickers, mock engines; some are killed under load.
+e2e-chart: cargo
+	cargo build --release --locked -p kvlane
+	e2e/k8s/setup.sh
+	e2e/envoy/setup.sh
+	python3 deploy/helm/release.py
+
 # The container image's files, run without a container runtime: see the script's head. Root, Linux. PROFILE=demo builds quickly.
 image: cargo
 	PROFILE=$(or $(PROFILE),release) deploy/image/rehearse.sh
