@@ -104,7 +104,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
             (scheduler.queued(), scheduler.usual_output_tokens(), usual, endpoints)
         };
         let (queued, usual_output_tokens, usual, endpoints) = pool.router.read(copied);
-        signals::read(metrics, &pool.model, &endpoints, usual);
+        signals::read(metrics, &pool.model, &endpoints, usual, queued);
         pool.metrics.shed.read(now);
         metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
         metrics.tokens.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);

@@ -5,7 +5,7 @@ use kvlane_core::endpoint::Endpoint;
 use kvlane_core::load::InFlight;
 use kvlane_core::rates::Rates;
 use kvlane_core::scheduler::Scheduler;
-use kvlane_fleet::metrics::{Metrics, StatLabels};
+use kvlane_fleet::metrics::{Metrics, ModelLabel, StatLabels};
 
 /// Decisions from which the usual request is taken.
 const USUAL_OF: usize = 128;
@@ -19,23 +19,18 @@ pub(crate) struct UsualRequest {
     pub(crate) cached_tokens: f64,
 }
 
-/// The least of some figures of endpoints, their mean and their most.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Stats {
-    least: f64,
-    mean: f64,
-    most: f64,
-}
+/// An endpoint that takes requests: its load, its speed, and the use of its KV cache, if its engine reports it.
+type Row = (InFlight, Rates, Option<f64>);
 
 /// The signals of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Signals {
-    /// Seconds of prefill in flight at an endpoint.
-    queue_s: Option<Stats>,
-    /// Seconds to the first token of the usual request.
-    ttft_s: Option<Stats>,
-    /// Use of KV caches, of the endpoints that report it.
-    kv_usage_ratio: Option<Stats>,
+    /// Seconds of prefill before a new request: at the endpoint with the soonest first token, and on average.
+    queue_s: Option<(f64, f64)>,
+    /// Seconds to the first token of the usual request, at that endpoint.
+    ttft_s: Option<f64>,
+    /// Mean and most of the use of KV caches.
+    kv_usage_ratio: Option<(f64, f64)>,
 }
 
 // === impl UsualRequest ===
@@ -60,80 +55,74 @@ impl UsualRequest {
         (count > 0.0).then_some(mean)
     }
 
-    /// Seconds to its first token at an endpoint with this load: as placement predicts it.
-    fn first_token_s(&self, load: &InFlight, rates: &Rates) -> f64 {
+    /// Seconds of its own prefill with these rates.
+    fn prefill_s(&self, rates: &Rates) -> f64 {
         let uncached = self.prompt_tokens - self.cached_tokens;
         let pairs = uncached * self.cached_tokens + uncached * (uncached + 1.0) / 2.0;
-        let tokens = load.prefill_tokens + uncached as u64;
-        rates.prefill_s(tokens, load.prefill_pairs + pairs as u64) + rates.shown_step_s(load)
-    }
-}
-
-// === impl Stats ===
-
-impl Stats {
-    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
-        let (mut count, mut sum, mut least, mut most) = (0.0, 0.0, f64::INFINITY, f64::NEG_INFINITY);
-        for value in values {
-            count += 1.0;
-            sum += value;
-            least = value.min(least);
-            most = value.max(most);
-        }
-        (count > 0.0).then(|| Self { least, mean: sum / count, most })
-    }
-
-    /// Each with its label.
-    fn named(self) -> [(&'static str, f64); 3] {
-        [("min", self.least), ("mean", self.mean), ("max", self.most)]
+        rates.prefill_s(uncached as u64, pairs as u64)
     }
 }
 
 // === impl Signals ===
 
 impl Signals {
-    /// Of endpoints that take requests.
-    fn of(endpoints: &[(InFlight, Rates, Option<f64>)], usual: Option<UsualRequest>) -> Self {
-        let queued =
-            endpoints.iter().map(|(load, rates, _)| rates.prefill_s(load.prefill_tokens, load.prefill_pairs));
-        let ttft_s = usual.and_then(|usual| {
-            Stats::of(endpoints.iter().map(|(load, rates, _)| usual.first_token_s(load, rates)))
-        });
-        let kv_usage_ratio = Stats::of(endpoints.iter().filter_map(|(_, _, ratio)| *ratio));
-        Self { queue_s: Stats::of(queued), ttft_s, kv_usage_ratio }
+    /// Of the endpoints that take requests, with this many requests in the gateway's queue.
+    fn of(endpoints: &[Row], usual: Option<UsualRequest>, queued: usize) -> Self {
+        let count = endpoints.len() as f64;
+        let own_s = |rates: &Rates| usual.map_or(0.0, |usual| usual.prefill_s(rates));
+        // Queued requests are computed before a new one, by all endpoints together.
+        let queue_s = |(load, rates, _): &Row| {
+            rates.prefill_s(load.prefill_tokens, load.prefill_pairs) + queued as f64 * own_s(rates) / count
+        };
+        let ttft_s = |row: &Row| queue_s(row) + own_s(&row.1) + row.1.shown_step_s(&row.0);
+        let soonest = endpoints.iter().min_by(|one, other| ttft_s(one).total_cmp(&ttft_s(other)));
+        let mean_s = endpoints.iter().map(queue_s).sum::<f64>() / count;
+        let ratios = || endpoints.iter().filter_map(|(_, _, ratio)| *ratio);
+        let most = ratios().max_by(f64::total_cmp);
+        Self {
+            queue_s: soonest.map(|row| (queue_s(row), mean_s)),
+            ttft_s: usual.and_then(|_| soonest.map(ttft_s)),
+            kv_usage_ratio: most.map(|most| (ratios().sum::<f64>() / ratios().count() as f64, most)),
+        }
     }
 }
 
 /// Drops what was read before.
 pub(crate) fn clear(metrics: &Metrics) {
-    for gauges in [&metrics.requests.queue, &metrics.requests.predicted_ttft, &metrics.workers.kv_usage_ratio]
-    {
-        gauges.clear();
-    }
+    metrics.requests.queue.clear();
+    metrics.requests.queue_mean.clear();
+    metrics.requests.predicted_ttft.clear();
+    metrics.workers.kv_usage_ratio.clear();
 }
 
-/// Sets the signals of one pool.
+/// Sets the signals of one pool, with this many requests in its queue.
 pub(crate) fn read(
     metrics: &Metrics,
     model: &str,
     endpoints: &[(Endpoint, Rates)],
     usual: Option<UsualRequest>,
+    queued: usize,
 ) {
     let eligible = endpoints.iter().filter(|(endpoint, _)| endpoint.healthy && !endpoint.draining);
     let ratio = |endpoint: &Endpoint| {
         let ratio = endpoint.load.reported.map(|(reported, _)| f64::from(reported.kv_usage_ratio));
         ratio.filter(|ratio| (0.0..=1.0).contains(ratio))
     };
-    let facts: Vec<_> =
+    let rows: Vec<Row> =
         eligible.map(|(endpoint, rates)| (endpoint.load.in_flight, *rates, ratio(endpoint))).collect();
-    let Signals { queue_s, ttft_s, kv_usage_ratio } = Signals::of(&facts, usual);
-    for (gauges, stats) in [
-        (&metrics.requests.queue, queue_s),
-        (&metrics.requests.predicted_ttft, ttft_s),
-        (&metrics.workers.kv_usage_ratio, kv_usage_ratio),
-    ] {
-        for (stat, value) in stats.into_iter().flat_map(Stats::named) {
-            gauges.get_or_create(&StatLabels { model: model.into(), stat }).set(value);
+    let Signals { queue_s, ttft_s, kv_usage_ratio } = Signals::of(&rows, usual, queued);
+    let label = ModelLabel { model: model.into() };
+    if let Some((soonest_s, mean_s)) = queue_s {
+        metrics.requests.queue.get_or_create(&label).set(soonest_s);
+        metrics.requests.queue_mean.get_or_create(&label).set(mean_s);
+    }
+    if let Some(ttft_s) = ttft_s {
+        metrics.requests.predicted_ttft.get_or_create(&label).set(ttft_s);
+    }
+    if let Some((mean, most)) = kv_usage_ratio {
+        for (stat, value) in [("mean", mean), ("max", most)] {
+            let labels = StatLabels { model: model.into(), stat };
+            metrics.workers.kv_usage_ratio.get_or_create(&labels).set(value);
         }
     }
 }
@@ -158,26 +147,26 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_those_of_the_usual_request_at_each_endpoint() {
-        let endpoints = [(with_prefill(1000), rates(), Some(0.25)), (with_prefill(3000), rates(), None)];
+    fn signals_are_those_of_the_endpoint_with_the_soonest_first_token() {
+        let endpoints =
+            [(with_prefill(3000), rates(), Some(0.25)), (with_prefill(1000), rates(), Some(0.75))];
         let usual = UsualRequest { prompt_tokens: 2000.0, cached_tokens: 1500.0 };
-        let signals = Signals::of(&endpoints, Some(usual));
-        let near = |stats: Option<Stats>, least: f64, mean: f64, most: f64| {
-            let stats = stats.expect("endpoints").named().map(|(_, value)| value);
-            let differs = |(is, expected): (&f64, f64)| (is - expected).abs() > 1e-9;
-            assert!(!stats.iter().zip([least, mean, most]).any(differs), "{stats:?}");
-        };
-        near(signals.queue_s, 1.0, 2.0, 3.0);
-        near(signals.ttft_s, 1.51, 2.51, 3.51);
-        near(signals.kv_usage_ratio, 0.25, 0.25, 0.25);
+        let near = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} {other}");
+        for (queued, waits_s) in [(0, 0.0), (4, 1.0)] {
+            let signals = Signals::of(&endpoints, Some(usual), queued);
+            let (queue_s, mean_s) = signals.queue_s.expect("endpoints");
+            near(queue_s, 1.0 + waits_s);
+            near(mean_s, 2.0 + waits_s);
+            near(signals.ttft_s.expect("a usual request"), 1.51 + waits_s);
+            assert_eq!(signals.kv_usage_ratio, Some((0.5, 0.75)));
+        }
     }
 
     #[test]
     fn without_endpoints_or_decisions_there_is_no_signal() {
-        assert_eq!(Signals::of(&[], Some(UsualRequest::default())), Signals::default());
+        assert_eq!(Signals::of(&[], Some(UsualRequest::default()), 3), Signals::default());
         assert_eq!(UsualRequest::mean([].into_iter()), None);
-        let signals = Signals::of(&[(with_prefill(0), rates(), None)], None);
-        assert_eq!((signals.ttft_s, signals.kv_usage_ratio), (None, None));
-        assert_eq!(signals.queue_s, Some(Stats { least: 0.0, mean: 0.0, most: 0.0 }));
+        let signals = Signals::of(&[(with_prefill(0), rates(), None)], None, 3);
+        assert_eq!(signals, Signals { queue_s: Some((0.0, 0.0)), ..Signals::default() });
     }
 }

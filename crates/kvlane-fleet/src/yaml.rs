@@ -76,7 +76,9 @@ impl<'a> Document<'a> {
         };
         serde_path_to_error::deserialize(value).map_err(|error| {
             let at = find(&self.tree, error.path());
-            self.error(&place(error.path()), error.inner(), &at)
+            let (line, column) = (at.line(), at.column());
+            let (key, inner) = (place(error.path()), error.inner());
+            YamlError(format!("{key}{inner} at line {line}, column {column}{}", shown(self.text, &at)))
         })
     }
 
@@ -95,12 +97,8 @@ impl<'a> Document<'a> {
             (None, Some(item)) => item.referenced,
             (None, None) => self.tree.referenced,
         };
-        self.error(&format!("[{index}].{key}: "), &why, &at)
-    }
-
-    fn error(&self, key: &str, why: &dyn fmt::Display, at: &Location) -> YamlError {
         let (line, column) = (at.line(), at.column());
-        YamlError(format!("{key}{why} at line {line}, column {column}{}", shown(self.text, at)))
+        YamlError(format!("[{index}].{key}: {why} (line {line}, column {column}){}", shown(self.text, &at)))
     }
 }
 
@@ -232,6 +230,19 @@ mod tests {
     struct Port {
         #[serde(rename = "port")]
         _port: u16,
+    }
+
+    #[test]
+    fn a_wrong_item_is_shown_at_its_key() {
+        let text = "- port: 1\n- name: x\n  port: 2\n";
+        let document = Document::parse(text).expect("YAML");
+        assert_eq!(
+            document.item_error(1, "port", "it is in use").to_string(),
+            "[1].port: it is in use (line 3, column 3)\n1 | - port: 1\n2 | - name: x\n3 |   port: 2\n  |   ^"
+        );
+        let of_item = document.item_error(1, "url", "it is missing").to_string();
+        assert!(of_item.contains("(line 2, column 3)"), "{of_item}");
+        assert!(document.item_error(7, "url", "it is missing").to_string().contains("(line 1, column 1)"));
     }
 
     #[test]

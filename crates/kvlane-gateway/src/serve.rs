@@ -20,6 +20,7 @@ use kvlane_admin::history::keep_history;
 use kvlane_control::Controller;
 use kvlane_control::controller::Tasks;
 use kvlane_control::controller::worker_access::check_workers;
+use kvlane_control::discovery::file;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
 use kvlane_control::ingest::{Ingest, write_snapshot};
@@ -117,7 +118,13 @@ pub struct Cut {
 /// # Errors
 /// The first reason why a gateway would not start, except for ports in use.
 pub fn check(config: &Config) -> io::Result<()> {
-    Parts::read(config).map(drop)
+    Parts::read(config)?;
+    // A file that is not there yet is waited for.
+    if let Some(path) = config.discovery.workers_file.as_ref().filter(|path| path.exists()) {
+        let named = |why| io::Error::new(io::ErrorKind::InvalidInput, format!("{}: {why}", path.display()));
+        file::read(path).map_err(named)?;
+    }
+    Ok(())
 }
 
 // === impl Parts ===

@@ -451,6 +451,18 @@ async fn the_workers_of_a_file_serve_until_their_successors_do() {
     gateway.end().await;
 }
 
+#[test]
+fn a_check_reads_the_workers_file_that_is_there() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("workers.yaml");
+    let mut config = config();
+    config.discovery.workers_file = Some(path.clone());
+    kvlane_gateway::serve::check(&config).expect("it may be written later");
+    std::fs::write(&path, "- url: http://a\n- url: b\n").expect("written");
+    let error = kvlane_gateway::serve::check(&config).expect_err("wrong").to_string();
+    assert!(error.contains("workers.yaml: [1].url: 'b'") && error.contains("line 2"), "{error}");
+}
+
 #[tokio::test]
 async fn a_reload_starts_changes_and_stops_a_source() {
     let (gateway, a, b) = two_engines(config()).await;

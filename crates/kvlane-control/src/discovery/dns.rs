@@ -345,9 +345,8 @@ mod tests {
 
     impl Server {
         async fn start() -> Self {
-            let udp = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
-            let address = udp.local_addr().expect("an address");
-            let tcp = TcpListener::bind(address).await.expect("the same port");
+            let (tcp, udp) = both().await;
+            let address = tcp.local_addr().expect("an address");
             let names: Arc<Mutex<BTreeMap<_, _>>> = Arc::default();
             let queries: Arc<Mutex<Vec<_>>> = Arc::default();
             let mut tasks = JoinSet::new();
@@ -410,6 +409,17 @@ mod tests {
         async fn urls(&self, url: &str) -> Vec<String> {
             self.resolve(url).await.expect("it can be resolved").0
         }
+    }
+
+    /// Sockets of one port, which for either protocol may be another program's.
+    async fn both() -> (TcpListener, UdpSocket) {
+        for _ in 0..100 {
+            let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().expect("an address")).await {
+                return (tcp, udp);
+            }
+        }
+        panic!("no port is free for both protocols");
     }
 
     fn answer(

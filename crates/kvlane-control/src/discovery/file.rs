@@ -57,9 +57,15 @@ fn publish(path: &Path, source: &Source) -> bool {
     false
 }
 
-fn read(path: &Path) -> Result<Targets, String> {
+/// Reads a file.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn read(path: &Path) -> Result<Targets, String> {
     let mut text = String::new();
-    let file = File::open(path).map_err(|error| format!("cannot open the workers file: {error}"))?;
+    let file = File::open(path).map_err(|error| {
+        format!("cannot open the workers file: {error}; write it, or correct discovery.workers_file")
+    })?;
     // One byte more than is allowed shows that there are more.
     file.take(BYTES_MAX + 1)
         .read_to_string(&mut text)

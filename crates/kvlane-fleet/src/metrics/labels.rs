@@ -46,7 +46,7 @@ pub struct SelectionLabels {
 pub struct StatLabels {
     /// The pool's model.
     pub model: String,
-    /// `min`, `mean` or `max`.
+    /// `mean` or `max`.
     pub stat: &'static str,
 }
 

@@ -12,12 +12,12 @@ use kvlane_wire::ext_proc::{
 };
 use kvlane_wire::grpc::Status;
 
-use super::Picker;
-use super::connection::{Call, CallError};
+use super::call::{Call, CallError};
 use super::destination::{DESTINATION, DESTINATION_NAMESPACE, SUBSET, SUBSET_NAMESPACE, Subset};
 use super::head;
 use super::observe::Observer;
 use super::pick::{Picked, Verdict, whole};
+use super::picker::Picker;
 use crate::account::Account;
 use crate::attempt_trace::Attempt;
 use crate::body::Body;

@@ -10,8 +10,8 @@ use kvlane_core::poison_prompts::Standing;
 use kvlane_fleet::pool::PoolEndpoint;
 use tokio::time::Instant;
 
-use super::Picker;
 use super::destination::Subset;
+use super::picker::Picker;
 use crate::account::{Account, REQUEST_ID};
 use crate::admission::no_endpoint;
 use crate::attempt_trace::Attempt;

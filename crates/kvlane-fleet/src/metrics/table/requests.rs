@@ -10,7 +10,6 @@ use super::row::rows;
 use crate::metrics::histogram::Histogram;
 use crate::metrics::labels::{
     ContinuedLabel, HedgeLabel, HistogramFamily, ModelLabel, RequestLabels, ShedLabel, StageLabels,
-    StatLabels,
 };
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -79,20 +78,28 @@ rows! {
         worry: "it stays above 0: the fleet is full",
     },
 
-    pub queue: Family<StatLabels, Gauge<f64, AtomicU64>> {
+    pub queue: Family<ModelLabel, Gauge<f64, AtomicU64>> {
         seconds: true,
-        labels: &["model", "stat"],
-        help: "Prefill work in flight at an endpoint, by its learned rate",
-        meaning: "Prefill work in flight at an endpoint, by its learned rate: what a new request waits for there. `stat` is `min`, `mean` or `max` over the endpoints that take requests ([autoscaling](autoscaling.md))",
-        worry: "`min` is above your target for the time to first token: every endpoint is too busy",
+        labels: &["model"],
+        help: "Prefill work before a new request, at the endpoint with the soonest first token",
+        meaning: "Prefill work that a new request finds before it, at the endpoint with the soonest first token, by learned rates: what is in flight there, and its share of the queue ([autoscaling](autoscaling.md))",
+        worry: "it stays above your target for the time to first token: every endpoint is too busy",
     },
 
-    pub predicted_ttft: Family<StatLabels, Gauge<f64, AtomicU64>> {
+    pub queue_mean: Family<ModelLabel, Gauge<f64, AtomicU64>> {
         seconds: true,
-        labels: &["model", "stat"],
+        labels: &["model"],
+        help: "The same, as the mean of the endpoints that take requests",
+        meaning: "The same, as the mean of the endpoints that take requests",
+        worry: "it is far above `kvlane_queue_seconds`: one endpoint has most of the work",
+    },
+
+    pub predicted_ttft: Family<ModelLabel, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model"],
         help: "Predicted time to first token of a request of usual size, placed now",
-        meaning: "Predicted time to first token of a request like the mean of the last 128, placed now: by the learned rates, with the queue of the endpoint and the usual share of cached tokens. `stat` is `min`, `mean` or `max` over the endpoints that take requests; absent with `routing.receipts: 0` ([autoscaling](autoscaling.md))",
-        worry: "`min` nears your target: add endpoints",
+        meaning: "Predicted time to first token of a request like the mean of the last 128, placed now at the endpoint with the soonest first token: `kvlane_queue_seconds`, its own prefill, and a step; absent with `routing.receipts: 0` ([autoscaling](autoscaling.md))",
+        worry: "it nears your target: add endpoints",
     },
 
     pub waiting_for_endpoints: Family<ModelLabel, Gauge> {

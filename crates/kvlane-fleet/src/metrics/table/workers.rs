@@ -72,7 +72,7 @@ rows! {
         seconds: false,
         labels: &["model", "stat"],
         help: "KV cache use over the endpoints of a pool, as engines report it",
-        meaning: "KV cache use over the endpoints that take requests and report it; `stat` is `min`, `mean` or `max` ([autoscaling](autoscaling.md))",
+        meaning: "KV cache use over the endpoints that take requests and report it; `stat` is `mean` or `max` ([autoscaling](autoscaling.md))",
         worry: "`mean` stays above 0.9: add endpoints",
     },
 
