@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race \
-	race-placement chart image deny sbom ci \
+	race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
