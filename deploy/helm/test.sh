@@ -12,7 +12,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 chart=$here/kvlane
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+installed=false
+cleanup() {
+    rm -rf "$out"
+    if $installed; then helm uninstall kvlane --namespace serving > /dev/null; fi
+}
+trap cleanup EXIT
 checks=0
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
@@ -20,6 +25,7 @@ ok() { checks=$((checks + 1)); }
 skip() { echo "skipped: $*"; }
 # The version of Kubernetes is given, because a helm that was built by `go install` takes a cluster for a very old one.
 render() { helm template kvlane "$chart" --namespace serving --kube-version 1.33.0 "$@"; }
+app=engines.selector.matchLabels.app
 # lines FILE PATTERN: how many lines match.
 lines() { grep -cE -- "$2" "$1" || true; }
 has() { grep -qE -- "$2" "$1" || fail "$(basename "$1") has no line that matches: $2"; ok; }
@@ -39,10 +45,16 @@ for values in "$chart"/ci/*.yaml; do
     ok
 done
 
+for values in "$here"/../samples/values-*.yaml; do
+    render --values "$values" > "$out/sample" || fail "helm template with $(basename "$values")"
+    ok
+done
+
 # rejects WORDS ARGUMENTS: rendering must fail, and the message must have the words.
 rejects() {
-    local words=$1; shift
-    if render "$@" > "$out/rejected" 2>&1; then fail "accepted: $*"; fi
+    local words=$1 selector="--set $app=vllm"; shift
+    if [ "$1" = --no-selector ]; then selector=""; shift; fi
+    if render $selector "$@" > "$out/rejected" 2>&1; then fail "accepted: $*"; fi
     grep -qF -- "$words" "$out/rejected" || fail "rejected $* without saying '$words': $(cat "$out/rejected")"
     ok
 }
@@ -60,9 +72,10 @@ rejects "sha256" --set-json 'auth.keys=[{"name":"alice","sha256":"secret"}]'
 rejects "digest" --set image.digest=latest
 rejects "medium" --set snapshots.medium=disk
 rejects "listenAddress" --set listenAddress=127.0.0.1
-rejects "engines.selector is empty" --set engines.selector.matchLabels.app=null
+rejects "engines.selector is empty" --no-selector
 rejects "or neither" --set engines.prefillSelector.matchLabels.role=prefill
 rejects "llm-d.ai/role" --set mode=gateway-api,engines.prefillSelector.matchLabels.role=prefill
+rejects "select the engines' pods" --no-selector --set engines.discovery=dns,networkPolicy.engines.enabled=true --set 'engines.dns={http://a:1}'
 rejects "set engines.service" --set engines.discovery=service
 rejects "set engines.inferencePool" --set engines.discovery=inferencePool
 rejects "set engines.dns" --set engines.discovery=dns
@@ -76,6 +89,7 @@ rejects "name of your Gateway" --set mode=gateway-api,gatewayApi.httpRoute.creat
 rejects "pass without a key" --set mode=envoy,auth.openClients=false
 rejects "set picker.tls.secretName" --set mode=envoy,picker.tls.mode=secret
 rejects "see picker.tls" --set mode=envoy,tls.secretName=x
+rejects "allow them in networkPolicy.egress.extra" --set engines.discovery=service,engines.service=vllm,networkPolicy.egress.enabled=true
 rejects "set autoscaling.model" --set autoscaling.kind=keda
 rejects "above autoscaling.maxReplicas" --set autoscaling.kind=keda,autoscaling.model=m,autoscaling.minReplicas=9
 rejects "use kind keda" --set autoscaling.kind=hpa,autoscaling.model=m,autoscaling.minReplicas=0
@@ -102,19 +116,27 @@ has "$out/gateway-pool.yaml" 'resources: \[inferencepools\]'
 has_no "$out/gateway.yaml" 'endpointslices|inferencepools'
 [ "$(lines "$out/gateway-everything.yaml" '^kind: Role$')" = 2 ] || fail "two namespaces want two Roles"; ok
 has "$out/gateway-everything.yaml" 'prefill_selector: role=prefill$'
-render --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
+render --set $app=vllm --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
 has "$out/selector.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
 has_no "$out/gateway-everything.yaml" ' selector: app='
 # The grace period of the pod is the sum of kvlane's two and ten seconds.
-render --set shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
+render --set $app=vllm,shutdown.delaySeconds=7,shutdown.graceSeconds=100 > "$out/shutdown.yaml"
 has "$out/shutdown.yaml" 'terminationGracePeriodSeconds: 117'
 has "$out/shutdown.yaml" 'shutdown_delay: 7s'
 has "$out/shutdown.yaml" 'shutdown_grace: 100s'
 # A change that a reload takes does not roll the pods; one that needs a restart does.
-restart_checksum() { render "$@" --show-only templates/workload.yaml | grep checksum/needs-restart; }
+restart_checksum() { render --set $app=vllm "$@" --show-only templates/workload.yaml | grep checksum/needs-restart; }
 before=$(restart_checksum)
 [ "$before" = "$(restart_checksum --set config.routing.queue_size=50)" ] || fail "a change that needs no restart rolls the pods"; ok
 [ "$before" != "$(restart_checksum --set config.tokens.source=engine)" ] || fail "a change that needs a restart does not roll the pods"; ok
+[ "$before" = "$(restart_checksum --set config.routing.pools.a.policy=random)" ] || fail "a pool's policy rolls the pods"; ok
+[ "$before" != "$(restart_checksum --set config.routing.pools.a.tokenizer=engine)" ] || fail "a pool's tokenizer does not roll the pods"; ok
+[ "$before" = "$(restart_checksum --set engines.selector.matchLabels.tier=a)" ] || fail "another selector rolls the pods"; ok
+# Each key that docs/operations.md says needs a restart is among those of the checksum.
+for key in $(sed -n '/What needs a restart/,/^$/p' "$here/../../docs/operations.md" | grep -oE '`[a-z_.]+`' | tr -d '`' | grep -v needs_restart); do
+    grep -q "\"${key##*.}\"" <(sed -n '/define "kvlane.restartConfig"/,$p' "$chart/templates/_config.tpl") || fail "$key needs a restart, and the chart does not know it"
+    ok
+done
 # The pods get hashes of keys, not keys.
 [ "$(lines "$out/gateway.yaml" 'items: \[\{key: keys, path: keys\}\]')" = 1 ] || fail "the Secret is mounted with more than its hashes"; ok
 # Alerts and dashboard are those of deploy/.
@@ -151,7 +173,7 @@ if [ -n "${ENVOY:-}" ]; then
         "$ENVOY" --mode validate -c "$out/data-plane.yaml" -l warn > "$out/validated" 2>&1 || fail "Envoy, ci/$name: $(cat "$out/validated")"
         has_no "$out/validated" 'Deprecated|deprecated'
     done
-    bash -n <(data "$out/envoy.yaml" drain.sh); ok
+    bash -n <(data "$out/envoy.yaml" drain.sh) || fail "drain.sh is not a script"; ok
 else
     skip "ENVOY is not set: the rendered Envoy configuration was not checked"
 fi
@@ -177,29 +199,37 @@ if [ -n "${KUBECONFIG:-}" ]; then
         kubectl apply --dry-run=server --filename "$out/$name.yaml" > "$out/applied" 2>&1 || fail "API server, ci/$name: $(cat "$out/applied")"
         has_no "$out/applied" 'Warning|would violate'
     done
+    for sample in mock vllm sglang; do
+        kubectl apply --namespace default --dry-run=server --filename "$here/../samples/$sample.yaml" > "$out/applied" 2>&1 || fail "API server, samples/$sample.yaml: $(cat "$out/applied")"
+        ok
+    done
+    kubectl apply --namespace serving --dry-run=server --filename "$here/../samples/mock.yaml" > "$out/applied" 2>&1
+    has_no "$out/applied" 'Warning|would violate'
     # What the ServiceAccount may do, asked of the API server itself.
-    kubectl apply --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl apply --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }
     for question in "list pods serving yes" "watch pods serving yes" "get pods serving no" "delete pods serving no" "list secrets serving no" \
         "list pods default no" "list endpointslices.discovery.k8s.io serving no"; do
         read -r verb resource namespace answer <<< "$question"
         [ "$(can "$verb" "$resource" "$namespace")" = "$answer" ] || fail "may the ServiceAccount $verb $resource in $namespace? not $answer"; ok
     done
-    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl delete --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     # One object by its name, and no other.
-    kubectl apply --filename <(render --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
+    kubectl apply --filename <(render --set $app=vllm --show-only templates/role.yaml --set engines.discovery=service,engines.service=vllm) > /dev/null
     listed() { kubectl get services --namespace serving --field-selector "metadata.name=$1" --as system:serviceaccount:serving:kvlane > /dev/null 2>&1; }
     listed vllm || fail "the ServiceAccount may not list the Service of the engines"; ok
     ! listed other || fail "the ServiceAccount may list another Service"; ok
-    kubectl delete --filename <(render --show-only templates/role.yaml) > /dev/null
+    kubectl delete --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     # Notes are printed, and an upgrade keeps the keys.
-    helm install kvlane "$chart" --namespace serving > "$out/notes"
+    installed=true
+    helm install kvlane "$chart" --namespace serving --set $app=vllm > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'
     key() { kubectl --namespace serving get secret kvlane-operators -o jsonpath='{.data.admin}'; }
     before=$(key)
-    helm upgrade kvlane "$chart" --namespace serving --set replicas=3 > /dev/null
+    helm upgrade kvlane "$chart" --namespace serving --set $app=vllm,replicas=3 > /dev/null
     [ -n "$before" ] && [ "$before" = "$(key)" ] || fail "an upgrade replaced the operators' keys"; ok
     helm uninstall kvlane --namespace serving > /dev/null
+    installed=false
 else
     skip "KUBECONFIG is not set: no API server has seen the objects"
 fi

@@ -239,6 +239,19 @@ class Deployed(unittest.TestCase):
             self.assertEqual(told and told[0]["type"], known[name][0], name)
         self.assertGreater(len(seen), 40, sorted(set(known) - set(seen)))
 
+    def test_every_query_for_autoscalers_has_an_answer(self):
+        document = (ROOT / "docs" / "autoscaling.md").read_text()
+        queries = re.findall(r"```promql\n(.+?)\n```", document, re.DOTALL)
+        queries += re.findall(r"^ +query: (.+)$", document, re.MULTILINE)
+        self.assertGreater(len(queries), 6)
+        known = set(rows())
+        for promql in queries:
+            for name in re.findall(r"kvlane_\w+", promql):
+                self.assertIn(name, known, promql)
+            found = self.prometheus.ask("query", query=promql)["result"]
+            self.assertEqual(len(found), 1, f"{promql}: {found}")
+            self.assertGreaterEqual(float(found[0]["value"][1]), 0.0, promql)
+
     def test_every_panel_of_the_dashboard_shows_something(self):
         written = json.loads((DEPLOY / "grafana" / "kvlane.json").read_text())
         panels = [panel for panel in written["panels"] if panel["type"] != "row"]

@@ -15,6 +15,7 @@ use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
 use crate::discovery;
+use crate::signals::{self, UsualRequest};
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
@@ -22,8 +23,9 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     // Held while gauges are cleared and set, so that a scrape at the same time does not find them missing.
     let registry = metrics.registry.lock().unwrap_or_else(PoisonError::into_inner);
     read_clients(metrics, proxy);
-    read_feeds(metrics, proxy, proxy.fleet.clock.now());
-    read_pools(metrics, &proxy.fleet.pools());
+    let now = proxy.fleet.clock.now();
+    read_feeds(metrics, proxy, now);
+    read_pools(metrics, &proxy.fleet.pools(), now);
     read_empty_pools(metrics, proxy);
     read_tokenizers(metrics, proxy);
     discovery::read(&proxy.fleet);
@@ -66,7 +68,7 @@ fn read_feeds(metrics: &Metrics, proxy: &Proxy, now: Nanos) {
     }
 }
 
-fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
+fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
     for gauges in [
         &metrics.workers.worker_requests_active,
         &metrics.workers.worker_prefill_tokens,
@@ -88,6 +90,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
     }
     metrics.tokens.output_tokens_usual.clear();
     metrics.cache_accuracy.clear();
+    signals::clear(metrics);
     for pool in pools {
         let model = ModelLabel { model: pool.model.clone() };
         let (bytes, blocks) = pool.router.index_size();
@@ -97,9 +100,12 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
         let copied = |scheduler: &Scheduler| {
             let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
             let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
-            (scheduler.queued(), scheduler.usual_output_tokens(), endpoints)
+            let usual = UsualRequest::of(scheduler);
+            (scheduler.queued(), scheduler.usual_output_tokens(), usual, endpoints)
         };
-        let (queued, usual_output_tokens, endpoints) = pool.router.read(copied);
+        let (queued, usual_output_tokens, usual, endpoints) = pool.router.read(copied);
+        signals::read(metrics, &pool.model, &endpoints, usual, queued);
+        pool.metrics.shed.read(now);
         metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
         metrics.tokens.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
         for (endpoint, rates) in &endpoints {

@@ -13,6 +13,7 @@ pub mod history;
 mod page;
 mod query;
 mod readiness;
+mod signals;
 mod whatif;
 mod workers;
 

@@ -146,7 +146,7 @@ async fn work(
 
 #[cfg(feature = "kubernetes")]
 async fn kubernetes(config: Kubernetes, source: Source, fleet: Arc<Fleet>, stop: CancellationToken) {
-    kvlane_k8s::run(&config, source, fleet, stop).await;
+    kvlane_k8s::run(config, source, fleet, stop).await;
 }
 
 /// A configuration that enables it is rejected.

@@ -143,3 +143,31 @@ async fn an_engine_that_is_busy_or_fails_is_known_by_its_status() {
     plane.close().await;
     picker.end().await;
 }
+
+#[tokio::test]
+async fn where_answers_are_not_sent_their_ends_are_estimated() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.epp.observe_responses = true;
+    let picker = TestGateway::picker(config, &[&engine]).await;
+    let plane = picker.data_plane().await;
+    let in_flight = || picker.pool("m").router.read(|scheduler| scheduler.in_flight());
+    // Envoy closes its side after the pick, for it will send no answer.
+    let (mut call, _) = begin(&plane).await;
+    call.half_close();
+    assert_eq!(call.status().await, "0");
+    assert_eq!(in_flight(), 1);
+    // It sends heads of answers, and no bodies.
+    let mut call = plane.begin().await;
+    let heads_only = Context { modes: Some((BodyMode::FullDuplexStreamed, BodyMode::None)), subset: None };
+    call.head(&heads_only, "POST", CHAT, &[], false);
+    call.body(chat_stream("m", "hi").as_bytes(), true);
+    call.outcome().await.addresses();
+    call.response_head(&EVENTS, None);
+    assert!(matches!(call.reaction().await, Some(Reaction::Part(2, _))));
+    assert_eq!(call.status().await, "0");
+    assert_eq!(in_flight(), 2);
+    plane.close().await;
+    picker.ledger_is_zero().await;
+    picker.end().await;
+}

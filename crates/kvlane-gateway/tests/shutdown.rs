@@ -33,6 +33,10 @@ async fn a_running_stream_finishes_and_new_connections_are_refused() {
     assert!(!stopping.is_finished());
     call.end_stream().await;
     assert!(client.rest().await.1, "ended properly");
+    // The head of that answer said that the connection stays: the client's next request may be on its way.
+    client.request("GET", "/v1/models", "").await;
+    let last = client.reply().await;
+    assert_eq!((last.status, last.header("connection")), (200, Some("close")));
     client.closed().await;
     assert!(soon("the end", stopping).await.expect("no panic"), "nothing was cut");
     assert!(kvlane_gateway::testing::is_zero(&pool));

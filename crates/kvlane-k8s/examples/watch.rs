@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Arc::new(Fleet::new(Settings::default(), Arc::default(), Clock::start(1.0), tokenizers, drained));
     let (source, mut seen) = fleet.discovery.source("kubernetes", fleet.clock);
     let stop = CancellationToken::new();
-    let discovery = kvlane_k8s::run(&config, source, Arc::clone(&fleet), stop);
+    let discovery = kvlane_k8s::run(config, source, Arc::clone(&fleet), stop);
     let print = async {
         let (mut targets, mut published, mut last) = (Arc::new(Targets::default()), 0, Value::Null);
         loop {

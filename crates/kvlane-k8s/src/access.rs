@@ -114,6 +114,12 @@ async fn connect(kubeconfig: Option<&Path>) -> Result<Client, String> {
     // The client takes the process's provider: it is the one that all other TLS here uses.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let config = configuration(kubeconfig).await?;
+    if let Some(proxy) = &config.proxy_url {
+        return Err(format!(
+            "the kubeconfig has the proxy-url {proxy}, and kvlane uses no proxies: name an address of the API server that \
+             is reached without one"
+        ));
+    }
     let server = config.cluster_url.to_string();
     build(config).map_err(|error| format!("cannot connect to the API server {server}: {}", told(&error)))
 }
@@ -147,9 +153,6 @@ async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, String> {
 
 /// `kube`'s own stack of layers would also log each failed request as an error, and repeat requests by itself.
 fn build(mut config: Config) -> kube::Result<Client> {
-    if let Some(proxy) = &config.proxy_url {
-        return Err(kube::Error::ProxyProtocolUnsupported { proxy_url: Box::new(proxy.clone()) });
-    }
     let agent = HeaderValue::from_static(concat!("kvlane/", env!("CARGO_PKG_VERSION")));
     config.headers.push((http::header::USER_AGENT, agent));
     let mut tcp = HttpConnector::new();

@@ -66,19 +66,18 @@ pub(crate) static OLD_OBJECTIVES: Kind = Kind {
     name: "InferenceObjective",
 };
 
-// === impl Kind ===
-
-impl Kind {
-    /// The rule of a Role that grants what discovery does.
-    pub(crate) fn rule(&self) -> String {
-        let Self { group, resource, .. } = self;
-        format!("{{apiGroups: [\"{group}\"], resources: [\"{resource}\"], verbs: [\"list\", \"watch\"]}}")
-    }
-}
-
 // === impl Collection ===
 
 impl Collection {
+    /// The rule of a Role that grants what discovery does.
+    pub(crate) fn rule(&self) -> String {
+        let Kind { group, resource, .. } = self.kind;
+        let name = self.name.as_ref().map_or(String::new(), |name| format!(", resourceNames: [\"{name}\"]"));
+        format!(
+            "{{apiGroups: [\"{group}\"], resources: [\"{resource}\"]{name}, verbs: [\"list\", \"watch\"]}}"
+        )
+    }
+
     /// The path of a request for a page of at most `limit` objects, which begins at `from`.
     pub(crate) fn list_path(&self, limit: usize, from: &str) -> String {
         let mut path = self.path();

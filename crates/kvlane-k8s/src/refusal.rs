@@ -79,10 +79,10 @@ impl Failure {
                 Cause::Denied,
                 format!(
                     "cannot {verb} {what}: the API server answered 403{why}: grant the service account `{verb}` on \
-                     `{}` in namespace {} by a Role with the rule {} (deploy/helm/kvlane, templates/rbac.yaml)",
+                     `{}` in namespace {} by a Role with the rule {} (deploy/helm/kvlane, templates/role.yaml)",
                     of.kind.resource,
                     of.namespace,
-                    of.kind.rule()
+                    of.rule()
                 ),
             ),
             404 => (

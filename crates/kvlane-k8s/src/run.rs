@@ -20,6 +20,8 @@ use crate::watch::{Report, Watch, pause_unreachable};
 
 /// The least time between two publications. The first change of many is published at once, the rest together.
 const PUBLISH: Duration = Duration::from_millis(50);
+/// How long the first publication waits for a watch that cannot say what there is.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Reports that wait to be taken in.
 const REPORTS_MAX: usize = 1024;
 /// Watches whose problems are told at once.
@@ -48,6 +50,8 @@ struct Discovery {
     published: Option<Instant>,
     /// When the next worker leaves though nothing is reported.
     next: Option<Instant>,
+    /// What was last found not to be right.
+    problems: Vec<String>,
     /// The source was last said to have a problem.
     failing: bool,
 }
@@ -57,8 +61,10 @@ struct Running {
     wanted: Wanted,
     generation: u64,
     task: AbortHandle,
-    /// It has reported something that says what there is, or why that is not known.
+    /// It has reported what there is, or why that will not be known soon.
     reported: bool,
+    /// Until when it is waited for.
+    awaited: Instant,
     /// It was in contact since the source was last confirmed.
     contact: bool,
     /// Why it does not know what there is at present.
@@ -68,9 +74,9 @@ struct Running {
 }
 
 /// Watches what the configuration names, and publishes the workers, until it is stopped.
-pub async fn run(config: &Kubernetes, source: Source, fleet: Arc<Fleet>, stop: CancellationToken) {
+pub async fn run(config: Kubernetes, source: Source, fleet: Arc<Fleet>, stop: CancellationToken) {
     let access = Access::new(config.kubeconfig.clone());
-    stop.run_until_cancelled(discover(config.clone(), access, source, fleet)).await;
+    stop.run_until_cancelled(discover(config, access, source, fleet)).await;
 }
 
 pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source, fleet: Arc<Fleet>) {
@@ -96,6 +102,7 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
         changed: false,
         published: None,
         next: None,
+        problems: Vec::new(),
         failing: false,
     };
     discovery.start_and_stop();
@@ -132,8 +139,11 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
 impl Discovery {
     /// When something is to be done though nothing is reported.
     fn wake(&self) -> Option<Instant> {
-        if !self.is_settled() {
-            return None;
+        let now = Instant::now();
+        if let Some(settles) = self.settles()
+            && settles > now
+        {
+            return Some(settles);
         }
         let publish = self.published.filter(|_| self.changed).map(|at| at + PUBLISH);
         publish.into_iter().chain(self.next).min()
@@ -146,9 +156,9 @@ impl Discovery {
         else {
             return;
         };
-        watch.reported |= !matches!(report, Report::Contact);
+        watch.reported |= !matches!(report, Report::Contact | Report::Failed { lasts: false, .. });
         match &report {
-            Report::Failed(problem) => watch.problem = Some(problem.clone()),
+            Report::Failed { problem, .. } => watch.problem = Some(problem.clone()),
             Report::Absent(why) => {
                 (watch.problem, watch.contact) = (None, true);
                 let news = watch.absent.as_ref() != Some(why);
@@ -156,7 +166,7 @@ impl Discovery {
                 // InferenceObjectives are in one of two groups, or in none.
                 let is_told = |watch: &Running| !watch.wanted.id.is_objectives() || watch.absent.is_some();
                 if news && self.watches.iter().filter(|watch| watch.wanted.id.view == id.view).all(is_told) {
-                    tracing::info!(why, "Kubernetes discovery does without");
+                    tracing::info!(why, "Kubernetes discovery goes on without something optional");
                 }
             }
             Report::Contact => watch.contact = true,
@@ -164,7 +174,7 @@ impl Discovery {
                 (watch.problem, watch.contact, watch.absent) = (None, true, None);
             }
         }
-        if matches!(report, Report::Contact | Report::Failed(_)) {
+        if matches!(report, Report::Contact | Report::Failed { .. }) {
             return;
         }
         self.state.apply(id, report, Now { instant: Instant::now(), unix: unix_time() });
@@ -201,6 +211,7 @@ impl Discovery {
                 generation: self.generation,
                 task,
                 reported: false,
+                awaited: Instant::now() + PATIENCE,
                 contact: false,
                 problem: None,
                 absent: None,
@@ -224,15 +235,18 @@ impl Discovery {
         }
     }
 
-    /// Whether each watch has said what there is, or why it does not know. Before that, workers would be missing.
-    fn is_settled(&self) -> bool {
-        self.watches.iter().all(|watch| watch.reported)
+    /// When the last watch that is waited for has said what there is, or that this will not be known soon, or has had
+    /// its time. Before that, workers would be missing; and a source that is started again, as by a reload, may have
+    /// published them.
+    fn settles(&self) -> Option<Instant> {
+        let is_awaited = |watch: &&Running| !watch.reported && !watch.wanted.id.is_objectives();
+        self.watches.iter().filter(is_awaited).map(|watch| watch.awaited).max()
     }
 
     /// Publishes what has changed, if it is time, and says how current it is.
     fn publish(&mut self) {
         let now = Instant::now();
-        if !self.is_settled() {
+        if self.settles().is_some_and(|settles| settles > now) {
             self.failing |= self.tell_problem();
             return;
         }
@@ -242,6 +256,11 @@ impl Discovery {
             self.next = assembled.next;
             // No workers is not the same as not knowing.
             if self.state.is_known() {
+                let problems = &assembled.targets.problems;
+                for problem in problems.iter().filter(|problem| !self.problems.contains(problem)) {
+                    tracing::warn!(problem, "Kubernetes discovery found something that is not right");
+                }
+                self.problems.clone_from(problems);
                 self.source.put(assembled.targets);
             }
             let objectives = self.state.objectives();

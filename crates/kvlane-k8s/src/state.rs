@@ -12,7 +12,7 @@ use crate::collection::{Collection, Kind, OBJECTIVES, OLD_OBJECTIVES, PODS, POOL
 use crate::objects::{Any, Deletion, Objective, Pod, Pool, Service, Slice};
 use crate::pods::{Context, listed};
 use crate::slices;
-use crate::watch::Report;
+use crate::watch::{OBJECTS_MAX, Report};
 
 /// How much later than its grace period a pod counts as gone: the kubelet needs a moment for its last words.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -151,7 +151,7 @@ impl State {
             Report::Changed(object) => view.change(id.kind, object, now),
             Report::Gone(name) => view.remove(id.kind, &name),
             Report::Absent(_) => view.deny(id.kind),
-            Report::Contact | Report::Failed(_) => {}
+            Report::Contact | Report::Failed { .. } => {}
         }
     }
 
@@ -288,6 +288,10 @@ impl View {
     /// An object is new, or another than before.
     fn change(&mut self, kind: &'static Kind, object: Any, now: Now) {
         match object {
+            // The next list fails, and says what to do.
+            Any::Pod(_) if self.pods.len() >= OBJECTS_MAX => {}
+            Any::Slice(_) if self.slices.len() >= OBJECTS_MAX => {}
+            Any::Objective(_) if self.objectives_of(kind).len() >= OBJECTS_MAX => {}
             Any::Pod(pod) => {
                 let known = Known::new(pod, |name| self.pods.get(name), now);
                 self.pods.insert(known.pod.name.clone(), known);

@@ -62,8 +62,13 @@ pub(crate) enum Report {
     Gone(String),
     /// Nothing has changed, and the server is in contact.
     Contact,
-    /// It cannot be watched at present, and why.
-    Failed(String),
+    /// It cannot be watched at present.
+    Failed {
+        /// Why.
+        problem: String,
+        /// Only a person can change that.
+        lasts: bool,
+    },
     /// It need not be there, and is not, and why.
     Absent(String),
 }
@@ -98,7 +103,8 @@ impl<F> Watch<F> {
                 _ if absent => Report::Absent(failure.problem),
                 // It is nobody's fault, and the list that follows settles it.
                 Cause::Expired => Report::Contact,
-                _ => Report::Failed(failure.problem),
+                Cause::Denied | Cause::Missing => Report::Failed { problem: failure.problem, lasts: true },
+                _ => Report::Failed { problem: failure.problem, lasts: false },
             };
             if sender.send((self.message)(report)).await.is_err() {
                 return;

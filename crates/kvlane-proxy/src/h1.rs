@@ -49,6 +49,9 @@ const WRITE_BYTES: usize = 64 << 10;
 const COPIED_BYTES_MAX: usize = 2 << 10;
 /// Largest write buffer that an idle connection keeps.
 const KEPT_BYTES_MAX: usize = 1 << 10;
+/// How long a client may take to send its next request, if its answer said that the connection stays, and the gateway has
+/// begun to shut down since. Closed at once, a request on its way would be lost.
+const NEXT_WITHIN: Duration = Duration::from_secs(1);
 /// How long a connection that is being closed reads on, so that the client receives the reason.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -65,6 +68,8 @@ pub(super) struct Client {
     out: PendingOutput,
     /// Deadline for a request head.
     alarm: Pin<Box<Sleep>>,
+    /// Until then a next request is expected, even if the gateway stops.
+    next_until: Instant,
     /// The gateway stops: no further request is read.
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -120,6 +125,7 @@ impl Client {
             read_bytes: READ_BYTES_MIN,
             out: PendingOutput::default(),
             alarm: Box::pin(sleep_until(Instant::now())),
+            next_until: Instant::now(),
             stopped: Box::pin(stopped),
         }
     }
@@ -171,6 +177,9 @@ impl Client {
         poll_fn(|cx| self.poll_answer(cx, &mut body, end)).await?;
         drop(body);
         if stays && end != End::Close {
+            if self.service.retires() {
+                self.next_until = Instant::now() + NEXT_WITHIN;
+            }
             return Ok(true);
         }
         self.leave(coming).await;
@@ -219,15 +228,20 @@ impl Client {
         if let Poll::Ready(read) = self.poll_fill(cx) {
             return Poll::Ready(read.map(Some));
         }
-        if self.buffer.is_empty() && self.stopped.as_mut().poll(cx).is_ready() {
+        let stopped = self.buffer.is_empty() && self.stopped.as_mut().poll(cx).is_ready();
+        if stopped && Instant::now() >= self.next_until {
             return Poll::Ready(Ok(None));
         }
+        let until = if stopped { until.min(self.next_until) } else { until };
         // Re-armed only when it fires: most heads arrive long before.
         if self.alarm.deadline() > until {
             self.alarm.as_mut().reset(until);
         }
         while self.alarm.as_mut().poll(cx).is_ready() {
             if Instant::now() >= until {
+                if stopped {
+                    return Poll::Ready(Ok(None));
+                }
                 self.service.proxy.fleet.metrics.limits.reached(Reached::HeadTime);
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::TimedOut,

@@ -13,12 +13,13 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Item, Lit, LitStr, Meta, Token};
 
 /// The crates of the binary, the lowest first.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "kvlane-core",
     "kvlane-wire",
     "kvlane-tokens",
     "kvlane-http",
     "kvlane-fleet",
+    "kvlane-k8s",
     "kvlane-proxy",
     "kvlane-control",
     "kvlane-admin",

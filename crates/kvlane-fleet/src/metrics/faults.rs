@@ -65,6 +65,14 @@ impl Shed {
         std::array::from_fn(|n| (REASONS[n].1, self.by_reason[n].get()))
     }
 
+    /// Brings the share up to date: 0 if no request has arrived within about the last minute.
+    pub fn read(&self, now: Nanos) {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.0.saturating_sub(recent.at.0) as f64 / 1e9 > SHARE_SPAN_S {
+            self.share.set(0.0);
+        }
+    }
+
     /// The share of recent requests that were rejected.
     pub fn share(&self) -> f64 {
         self.share.get()
@@ -151,6 +159,10 @@ mod tests {
         assert_eq!(shed.share.get(), 0.5);
         shed.refused(at(1), Rejection::NoEndpoint);
         assert_eq!(shed.share.get(), 0.5, "a success must not change it");
+        shed.read(at(60));
+        assert_eq!(shed.share.get(), 0.5);
+        shed.read(at(62));
+        assert_eq!(shed.share.get(), 0.0, "no request in the last minute");
         for second in 2..600 {
             shed.arrived(at(second));
         }

@@ -41,6 +41,15 @@ pub struct SelectionLabels {
     pub reason: &'static str,
 }
 
+/// A statistic over the endpoints of a pool.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct StatLabels {
+    /// The pool's model.
+    pub model: String,
+    /// `mean` or `max`.
+    pub stat: &'static str,
+}
+
 /// One worker in one pool.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct WorkerLabels {

@@ -144,6 +144,11 @@ fn set_ready(pod: &mut Value, is_ready: bool) {
 /// A pod that is asked to end within `grace` seconds.
 fn set_deleted(pod: &mut Value, grace: u64) {
     let ends = k8s_openapi::jiff::Timestamp::now() + Duration::from_secs(grace);
+    set_ends(pod, grace, ends);
+}
+
+/// A pod that is asked to end within `grace` seconds, which are over at `ends`.
+fn set_ends(pod: &mut Value, grace: u64, ends: k8s_openapi::jiff::Timestamp) {
     pod["metadata"]["deletionTimestamp"] = ends.to_string().into();
     pod["metadata"]["deletionGracePeriodSeconds"] = grace.into();
 }

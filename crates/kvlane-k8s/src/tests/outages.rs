@@ -96,8 +96,32 @@ async fn a_version_that_is_too_old_is_listed_again() {
     // An HTTP status says the same as an event.
     server.lose(&PODS, "serving", "p0002");
     server.fault("watch=true", 1, Fault::Status(410, "too old resource version"));
-    world.until_urls(&[]).await;
-    assert_eq!(world.seen.status().problem, None);
+    world
+        .until("both are gone", |targets, status| {
+            assert_eq!(status.problem, None, "it is no problem");
+            targets.workers.is_empty()
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_is_as_old_as_its_oldest_part() {
+    let server = server_with(1);
+    server.set(&PODS, "other", pod("o", "10.0.9.1"));
+    server.fault("namespaces/other/pods?labelSelector=app%3Dllm&watch", 1, Fault::Hung);
+    let config = Kubernetes { namespaces: vec!["serving".into(), "other".into()], ..by_selector() };
+    let mut world = World::new(&server, config);
+    world.until_urls(&["10.0.0.1:8000", "10.0.9.1:8000"]).await;
+    for n in 2..10 {
+        server.set(&PODS, "serving", pod(&format!("p{n}"), &format!("10.0.0.{n}")));
+        world.until("another", |targets, _| targets.workers.len() == n + 1).await;
+        let began = Instant::now();
+        world.until("two seconds", |_, _| began.elapsed() > Duration::from_secs(2)).await;
+    }
+    world.until_problem("cannot watch pods in namespace other: the API server was silent").await;
+    let confirmed = world.seen.status().confirmed.expect("it was");
+    let age = world.fleet.clock.now() - confirmed;
+    assert!(age.0 > 20_000_000_000, "{age:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,7 +240,7 @@ async fn a_right_that_lacks_is_named_with_the_rule_that_grants_it() {
         let expected = format!(
             "cannot {verb} pods in namespace serving: the API server answered 403 (pods is forbidden: User \"x\" cannot): \
              grant the service account `{verb}` on `pods` in namespace serving by a Role with the rule {{apiGroups: [\"\"], \
-             resources: [\"pods\"], verbs: [\"list\", \"watch\"]}} (deploy/helm/kvlane, templates/rbac.yaml)"
+             resources: [\"pods\"], verbs: [\"list\", \"watch\"]}} (deploy/helm/kvlane, templates/role.yaml)"
         );
         assert_eq!(problem, expected);
         asks_little(&mut world).await;
@@ -239,6 +263,22 @@ async fn one_namespace_that_is_forbidden_costs_no_worker_of_another() {
     assert_eq!(status.confirmed, None, "a part was never known");
     server.mend();
     world.until("all", |_, status| status.confirmed.is_some() && status.problem.is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_publication_waits_a_while_for_all_parts() {
+    let server = server_with(1);
+    server.set(&PODS, "other", pod("o", "10.0.9.1"));
+    server.fault("namespaces/other", 3, Fault::Status(500, "not yet"));
+    let config = Kubernetes { namespaces: vec!["serving".into(), "other".into()], ..by_selector() };
+    let mut world = World::new(&server, config.clone());
+    world.until_urls(&["10.0.0.1:8000", "10.0.9.1:8000"]).await;
+    assert_eq!(world.published, 1);
+    server.fault("namespaces/other", usize::MAX, Fault::Status(500, "not ever"));
+    let mut world = World::new(&server, config);
+    let waited = world.until("a part", |targets, _| told(targets) == ["10.0.0.1:8000"]).await;
+    assert!((9..=11).contains(&waited.as_secs()), "{waited:?}");
+    assert!(world.seen.status().problem.is_some_and(|problem| problem.contains("not ever")));
 }
 
 #[tokio::test(start_paused = true)]

@@ -82,6 +82,25 @@ async fn a_pool_that_selects_nothing_or_wants_another_protocol_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_right_to_one_pool_is_enough() {
+    let server = server_with(1);
+    server.fault("inferencepools", 1, Fault::Status(403, "no"));
+    let mut world = World::new(&server, by_pool());
+    world
+        .until_problem(
+            "the rule {apiGroups: [\"inference.networking.k8s.io\"], resources: [\"inferencepools\"], resourceNames: \
+             [\"pool\"], verbs: [\"list\", \"watch\"]}",
+        )
+        .await;
+    let asks = |path: &String| path.contains("fieldSelector=metadata.name%3Dpool");
+    assert!(
+        server.asked().iter().filter(|path| path.contains("inferencepools")).all(asks),
+        "{:?}",
+        server.asked()
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_definition_that_is_not_installed_is_named() {
     let server = server_with(1);
     server.set_absent(&["inference.networking.k8s.io", "llm-d.ai", "inference.networking.x-k8s.io"]);
@@ -96,6 +115,17 @@ async fn a_definition_that_is_not_installed_is_named() {
     server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
     world.until_urls(&["10.0.0.1:8000"]).await;
     assert_eq!(world.seen.status().problem, None, "objectives need not be there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn objectives_that_cannot_be_read_hold_nothing_back() {
+    let server = server_with(1);
+    server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
+    server.fault("inferenceobjectives", usize::MAX, Fault::Status(500, "conversion webhook failed"));
+    let mut world = World::new(&server, by_pool());
+    let took = world.until("the pod", |targets, _| told(targets) == ["10.0.0.1:8000"]).await;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    world.until_problem("cannot list inferenceobjectives in namespace serving").await;
 }
 
 #[tokio::test(start_paused = true)]

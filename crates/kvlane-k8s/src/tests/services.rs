@@ -104,6 +104,29 @@ async fn rights_to_pods_and_services_may_lack() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_may_be_listed_and_not_watched_is_listed_again_and_again() {
+    let server = server_with(1);
+    server.set(&SERVICES, "serving", service());
+    server.set(&SLICES, "serving", slice("s1", json!([endpoint("p0001", "10.0.0.1")])));
+    let role =
+        |role: &'static str| move |pod: &mut Value| pod["metadata"]["labels"]["llm-d.ai/role"] = role.into();
+    server.change(&PODS, "serving", "p0001", role("decode"));
+    server.fault("/pods?labelSelector=app%3Dllm&watch=true", usize::MAX, Fault::Status(403, "no"));
+    let mut world = World::new(&server, by_service());
+    world.until_problem("grant the service account `watch` on `pods`").await;
+    let began = Instant::now();
+    world
+        .until("half a minute", |targets, _| {
+            assert_eq!(targets.workers.first().map_or(Role::Decode, |worker| worker.spec.role), Role::Decode);
+            began.elapsed() > Duration::from_secs(30)
+        })
+        .await;
+    server.change(&PODS, "serving", "p0001", role("prefill"));
+    let seen = world.until("the change", |targets, _| targets.workers[0].spec.role == Role::Prefill).await;
+    assert!(seen < Duration::from_secs(7), "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_service_without_pods_or_that_is_not_there_is_told() {
     let server = Server::new();
     let mut world = World::new(&server, by_service());

@@ -1,15 +1,18 @@
 //! Discovery through a kubeconfig and sockets, in real time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 
-fn kubeconfig(directory: &Path, server: &str, token: &str) -> std::path::PathBuf {
+fn kubeconfig(directory: &Path, server: &str, token: &str) -> PathBuf {
+    write_kubeconfig(directory, &json!({"server": server}), &json!({"tokenFile": token}))
+}
+
+fn write_kubeconfig(directory: &Path, cluster: &Value, user: &Value) -> PathBuf {
     let path = directory.join("kubeconfig");
-    let user = json!({"tokenFile": token});
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "k", "cluster": {"server": server}}],
+        "clusters": [{"name": "k", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "serving"}}],
     });
@@ -63,4 +66,28 @@ async fn a_kubeconfig_that_is_wrong_is_named_and_read_again() {
     world.until_problem("failed to read token file").await;
     std::fs::write(&token, "token").expect("written");
     world.until_urls(&["10.0.0.1:8000"]).await;
+}
+
+#[tokio::test]
+async fn a_kubeconfig_may_name_a_program_for_credentials_but_no_proxy() {
+    let server = server_with(1);
+    let (address, _tasks) = server.listen("127.0.0.1:0").await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let version = "client.authentication.k8s.io/v1";
+    let credential =
+        json!({"apiVersion": version, "kind": "ExecCredential", "status": {"token": "from a program"}})
+            .to_string();
+    let program = json!({"exec": {
+        "apiVersion": version, "command": "echo", "args": [credential], "interactiveMode": "Never",
+    }});
+    let url = format!("http://{address}");
+    let proxied = json!({"server": url, "proxy-url": "http://127.0.0.1:1"});
+    let path = write_kubeconfig(directory.path(), &proxied, &program);
+    let mut world = World::with(&server, by_selector(), Access::new(Some(path)));
+    world
+        .until_problem("the kubeconfig has the proxy-url http://127.0.0.1:1/, and kvlane uses no proxies")
+        .await;
+    write_kubeconfig(directory.path(), &json!({"server": url}), &program);
+    world.until_urls(&["10.0.0.1:8000"]).await;
+    assert_eq!(server.tokens()[0], "Bearer from a program");
 }

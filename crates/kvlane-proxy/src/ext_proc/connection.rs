@@ -6,17 +6,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http::{Request, header};
 use kvlane_wire::ext_proc::PROCESS_PATH;
-use kvlane_wire::grpc::{CONTENT_TYPE, Frames, Status};
+use kvlane_wire::grpc::{CONTENT_TYPE, Status};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Picker;
+use super::call::{Call, CallError};
 use super::exchange::exchange;
 use super::health::{self, CHECK_PATH, WATCH_PATH};
+use super::picker::Picker;
 
 /// Most concurrent calls on one connection. Envoy opens one for each request in flight.
 const CALLS_MAX: u32 = 100_000;
@@ -27,31 +28,6 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 const HEAD_BYTES_MAX: u32 = 64 << 10;
 /// Interval of pings: a peer that vanished without closing its connection is noticed.
 const PING_EVERY: Duration = Duration::from_secs(30);
-
-/// One gRPC call.
-pub(super) struct Call {
-    request: RecvStream,
-    frames: Frames,
-    /// The head of the answer has not been sent.
-    respond: SendResponse<Bytes>,
-    answer: Option<h2::SendStream<Bytes>>,
-    /// Largest message.
-    bytes_max: usize,
-}
-
-/// Why a call cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum CallError {
-    /// The peer has reset the call, or its connection broke.
-    #[error("the call was reset: {0}")]
-    Reset(#[from] h2::Error),
-    /// A message is not valid.
-    #[error("{0}")]
-    Message(#[from] kvlane_wire::grpc::FrameError),
-    /// Messages are missing.
-    #[error("the call ended within a message")]
-    Cut,
-}
 
 /// Serves one connection until its peer closes it, or until its calls have ended after `stop`.
 pub(crate) async fn serve(
@@ -107,15 +83,13 @@ async fn call(picker: &Arc<Picker>, request: Request<RecvStream>, respond: SendR
     let (head, request) = request.into_parts();
     // A message carries a piece of a body, and a head.
     let bytes_max = picker.service.proxy.settings().server.max_payload_size + HEAD_BYTES_MAX as usize;
-    let mut call = Call { request, frames: Frames::default(), respond, answer: None, bytes_max };
+    let mut call = Call::new(request, respond, bytes_max);
     let is_grpc = head
         .headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(CONTENT_TYPE.as_bytes()));
     if !is_grpc {
-        let mut refusal = Response::new(());
-        *refusal.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        let _ = call.respond.send_response(refusal, true);
+        call.refuse();
         return;
     }
     let ended = match head.uri.path() {
@@ -130,81 +104,6 @@ async fn call(picker: &Arc<Picker>, request: Request<RecvStream>, respond: SendR
         Err(error) => {
             tracing::debug!(%error, "call of a data plane ended");
             call.end(Status::InvalidArgument);
-        }
-    }
-}
-
-// === impl Call ===
-
-impl Call {
-    /// The next message; none when the peer sends no more.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, CallError> {
-        loop {
-            if let Some(message) = self.frames.next(self.bytes_max)? {
-                return Ok(Some(message));
-            }
-            match self.request.data().await {
-                Some(piece) => {
-                    let piece = piece?;
-                    // It never fails for what was received.
-                    let _ = self.request.flow_control().release_capacity(piece.len());
-                    self.frames.push(piece);
-                }
-                None if self.frames.is_within() => return Err(CallError::Cut),
-                None => return Ok(None),
-            }
-        }
-    }
-
-    /// Sends frames.
-    pub(super) fn send(&mut self, frames: Vec<u8>) -> Result<(), CallError> {
-        if self.answer.is_none() {
-            let mut head = Response::new(());
-            head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
-            self.answer = Some(self.respond.send_response(head, false)?);
-        }
-        if let Some(answer) = &mut self.answer {
-            answer.send_data(frames.into(), false)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the peer has reset the call or its connection broke.
-    pub(super) async fn reset(&mut self) {
-        let Some(answer) = &mut self.answer else { return std::future::pending().await };
-        let _ = std::future::poll_fn(|cx| answer.poll_reset(cx)).await;
-    }
-
-    /// Waits until the peer gives up the request for which it waits: it resets the call or, if `by_silence`, says that it
-    /// sends nothing more.
-    pub(super) async fn given_up(&mut self, by_silence: bool) {
-        while let Some(Ok(piece)) = self.request.data().await {
-            // A message here is not part of the protocol.
-            let _ = self.request.flow_control().release_capacity(piece.len());
-        }
-        if !by_silence {
-            let _ = std::future::poll_fn(|cx| self.respond.poll_reset(cx)).await;
-        }
-    }
-
-    /// Ends the call. What was sent before is still delivered.
-    fn end(&mut self, status: Status) {
-        let code = HeaderValue::from(status as u16);
-        let sent = match &mut self.answer {
-            Some(answer) => {
-                let mut trailers = HeaderMap::with_capacity(1);
-                trailers.insert("grpc-status", code);
-                answer.send_trailers(trailers)
-            }
-            None => {
-                let mut head = Response::new(());
-                head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
-                head.headers_mut().insert("grpc-status", code);
-                self.respond.send_response(head, true).map(drop)
-            }
-        };
-        if let Err(error) = sent {
-            tracing::debug!(%error, "call of a data plane was reset");
         }
     }
 }

@@ -48,6 +48,10 @@ impl Names {
             return resolved;
         }
         let found = lookup_host(&place).await.ok().and_then(|mut all| all.next());
+        if found.is_none() {
+            let worker = &*endpoint.worker.url;
+            tracing::warn!(worker, "cannot resolve the host name of the worker; it is not picked");
+        }
         let found = found.map(|address| address.to_string());
         let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
         if resolved.len() >= NAMES_MAX {

@@ -1,6 +1,7 @@
 //! One request of a data plane, from its head to the pick, or to the end of its answer.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
@@ -11,12 +12,12 @@ use kvlane_wire::ext_proc::{
 };
 use kvlane_wire::grpc::Status;
 
-use super::Picker;
-use super::connection::{Call, CallError};
+use super::call::{Call, CallError};
 use super::destination::{DESTINATION, DESTINATION_NAMESPACE, SUBSET, SUBSET_NAMESPACE, Subset};
 use super::head;
 use super::observe::Observer;
 use super::pick::{Picked, Verdict, whole};
+use super::picker::Picker;
 use crate::account::Account;
 use crate::attempt_trace::Attempt;
 use crate::body::Body;
@@ -68,10 +69,12 @@ pub(super) async fn exchange(picker: &Arc<Picker>, call: &mut Call) -> Result<St
     let mode = modes.map_or(BodyMode::Buffered, |modes| modes.request);
     let duplex = mode == BodyMode::FullDuplexStreamed;
     if has_body && matches!(mode, BodyMode::None | BodyMode::Streamed) {
-        tracing::warn!(
-            "the data plane does not send request bodies as a whole: set request_body_mode to FULL_DUPLEX_STREAMED or \
-             BUFFERED"
-        );
+        picker.told_bodies.call_once(|| {
+            tracing::warn!(
+                "the data plane does not send request bodies as a whole: set request_body_mode to \
+                 FULL_DUPLEX_STREAMED or BUFFERED"
+            );
+        });
         let why =
             "the gateway's external processing must send request bodies (FULL_DUPLEX_STREAMED or BUFFERED)";
         let error = ApiError::Admin { status: http::StatusCode::INTERNAL_SERVER_ERROR, message: why.into() };
@@ -172,18 +175,21 @@ async fn observe(
         let mut out = Vec::new();
         match received.part {
             Part::ResponseHead(head) => {
+                picker.sees_answers.store(true, Ordering::Relaxed);
                 let Some(lease) = waiting.take() else { return Ok(Status::InvalidArgument) };
                 let proxy = &picker.service.proxy;
                 account.timeline.answered(at, lease.attempt().map(Attempt::id));
-                let begun =
+                let mut begun =
                     Observer::begin(proxy, &routed, lease, account, &addresses[0], &received, &head).await;
                 let marks = begun.marks();
                 let set = marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
                 mutated(&mut out, Phase::ResponseHead, &Mutation { set, ..Mutation::default() });
                 if head.is_all || modes.response == BodyMode::None {
-                    // What follows is not sent here, so its end is not seen.
                     call.send(out)?;
-                    account.settle();
+                    // What follows is not sent here, so its end is not seen.
+                    if let Some(lease) = begun.give_up() {
+                        picker.unobserved.count(lease);
+                    }
                     return Ok(Status::Ok);
                 }
                 observer = Some(begun);
@@ -211,7 +217,17 @@ async fn observe(
         }
         call.send(out)?;
     }
-    // Without any part of an answer: the client has left.
+    if let Some(lease) = waiting.filter(|_| !picker.sees_answers.load(Ordering::Relaxed)) {
+        picker.told_answers.call_once(|| {
+            tracing::warn!(
+                "epp.observe_responses is on, and the data plane does not send answers: set response_header_mode to \
+                 SEND and response_body_mode to FULL_DUPLEX_STREAMED; their ends are estimated until then"
+            );
+        });
+        account.picked();
+        picker.unobserved.count(lease);
+    }
+    // Otherwise, without any part of an answer, the client has left.
     Ok(Status::Ok)
 }
 

@@ -7,8 +7,8 @@ use kvlane_fleet::Fleet;
 use kvlane_wire::ext_proc::SERVICE;
 use kvlane_wire::grpc::{Status, health, health_service};
 
-use super::Picker;
-use super::connection::{Call, CallError};
+use super::call::{Call, CallError};
+use super::picker::Picker;
 
 /// The path of a single check.
 pub(super) const CHECK_PATH: &str = "/grpc.health.v1.Health/Check";

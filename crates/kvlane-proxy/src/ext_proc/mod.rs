@@ -8,6 +8,7 @@
 //! [`connection`] serves gRPC, [`exchange`] is one request, [`pick`] places it. Where the data plane sends answers through
 //! the picker, [`observe`] reports their progress; otherwise [`unobserved`] estimates when they end.
 
+mod call;
 pub mod config;
 mod connection;
 mod destination;
@@ -16,40 +17,8 @@ mod head;
 mod health;
 mod observe;
 mod pick;
+mod picker;
 pub mod unobserved;
 
-use std::sync::Arc;
-
-use crate::ext_proc::config::EndpointPicker;
-use crate::ext_proc::destination::Names;
-use crate::ext_proc::unobserved::Unobserved;
-use crate::service::Service;
-
 pub(crate) use self::connection::serve;
-
-/// What picks endpoints on one relay thread.
-pub struct Picker {
-    /// Admits and reads requests.
-    pub service: Arc<Service>,
-    /// The requests whose answers are not observed, of all threads.
-    pub unobserved: Arc<Unobserved>,
-    config: EndpointPicker,
-    names: Names,
-    /// It answers health checks only.
-    health_only: bool,
-}
-
-// === impl Picker ===
-
-impl Picker {
-    /// A picker on one thread.
-    pub fn new(service: Arc<Service>, unobserved: Arc<Unobserved>, config: EndpointPicker) -> Self {
-        Self { service, unobserved, config, names: Names::default(), health_only: false }
-    }
-
-    /// The same picker, which answers health checks only.
-    #[must_use]
-    pub fn health_only(self) -> Self {
-        Self { health_only: true, ..self }
-    }
-}
+pub use self::picker::Picker;

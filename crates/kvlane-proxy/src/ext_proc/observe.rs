@@ -114,6 +114,12 @@ impl Observer {
         }
     }
 
+    /// The rest of the answer will not be seen. Returns the request, if it is still in flight.
+    pub(super) fn give_up(&mut self) -> Option<Lease> {
+        self.account.settle();
+        self.lease.take()
+    }
+
     /// The answer is complete.
     pub(super) fn end(&mut self) {
         if let Some(mut lease) = self.lease.take() {

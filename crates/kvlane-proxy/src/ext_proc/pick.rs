@@ -10,8 +10,8 @@ use kvlane_core::poison_prompts::Standing;
 use kvlane_fleet::pool::PoolEndpoint;
 use tokio::time::Instant;
 
-use super::Picker;
 use super::destination::Subset;
+use super::picker::Picker;
 use crate::account::{Account, REQUEST_ID};
 use crate::admission::no_endpoint;
 use crate::attempt_trace::Attempt;
@@ -110,7 +110,6 @@ impl Picker {
         let lease = proxy.place(&routed, 0, &excluded).await;
         let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
-            tracing::warn!(worker = &*lease.worker.url, "the host name of the worker cannot be resolved");
             return Err(no_endpoint(proxy, routed.served.name().into()));
         };
         let mut addresses = vec![first];

@@ -83,9 +83,14 @@
      other change is read while kvlane runs. */}}
 {{- define "kvlane.restartConfig" -}}
 {{- $all := include "kvlane.config" . | fromYaml }}
-{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "discovery" "epp" }}
+{{- $part := pick $all "metrics" "kv_events" "tokens" "log" "epp" }}
 {{- $_ := set $part "server" (pick (get $all "server") "host" "port" "relay_threads") }}
-{{- $_ := set $part "routing" (pick (default dict (get $all "routing")) "block_bytes" "seed" "index_snapshot") }}
+{{- $routing := default dict (get $all "routing") }}
+{{- $kept := pick $routing "block_bytes" "seed" "index_snapshot" }}
+{{- range $model, $pool := default dict (get $routing "pools") }}
+{{- with pick (default dict $pool) "tokenizer" "chat_template" }}{{ $_ := set $kept $model . }}{{ end }}
+{{- end }}
+{{- $_ := set $part "routing" $kept }}
 {{- $_ := set $part "tracing" (pick (default dict (get $all "tracing")) "queue_size") }}
 {{- $part | toYaml }}
 {{- end }}

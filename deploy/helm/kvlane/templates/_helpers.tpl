@@ -97,7 +97,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $kind := include "kvlane.discovery" . }}
 {{- $engines := .Values.engines }}
 {{- $selects := include "kvlane.selectorText" $engines.selector }}
-{{- if and (eq $kind "pods") (not $selects) }}{{ fail "engines.selector is empty: it would take every pod of the namespace for an engine; set engines.selector.matchLabels" }}{{ end }}
+{{- if and (eq $kind "pods") (not $selects) }}{{ fail "engines.selector is empty: set the labels of the engines' pods, as in --set engines.selector.matchLabels.app=vllm" }}{{ end }}
+{{- if and (not $selects) (or .Values.networkPolicy.engines.enabled .Values.monitoring.podMonitor.enabled) }}{{ fail "networkPolicy.engines and monitoring.podMonitor select the engines' pods: set engines.selector.matchLabels" }}{{ end }}
+{{- if and (not $selects) .Values.networkPolicy.egress.enabled (eq $kind "inferencePool") }}{{ fail "networkPolicy.egress selects the engines' pods: set engines.selector.matchLabels" }}{{ end }}
 {{- $prefill := include "kvlane.selectorText" $engines.prefillSelector }}
 {{- $decode := include "kvlane.selectorText" $engines.decodeSelector }}
 {{- if and (or $prefill $decode) (ne $kind "pods") }}{{ fail (printf "engines.prefillSelector and engines.decodeSelector find pods by themselves, not with %s; label the pods with llm-d.ai/role instead" $kind) }}{{ end }}
@@ -124,6 +126,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.picker.tls.mode "secret") (not .Values.picker.tls.secretName) }}{{ fail "picker.tls.mode is secret: set picker.tls.secretName" }}{{ end }}
 {{- if .Values.tls.secretName }}{{ fail "tls.secretName is for the mode gateway: clients do not talk to kvlane in the other modes; see picker.tls" }}{{ end }}
 {{- end }}
+{{- if and .Values.networkPolicy.egress.enabled (not .Values.networkPolicy.egress.extra) (not (has $kind (list "pods" "inferencePool"))) }}{{ fail (printf "networkPolicy.egress.enabled: with engines.discovery %s the chart does not know the engines' pods; allow them in networkPolicy.egress.extra" $kind) }}{{ end }}
 {{- if ne .Values.autoscaling.kind "none" }}
 {{- if not .Values.autoscaling.model }}{{ fail "autoscaling.kind: set autoscaling.model to the name that engines serve, the label `model` of kvlane's metrics" }}{{ end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}{{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}{{ end }}

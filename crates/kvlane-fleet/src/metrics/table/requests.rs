@@ -78,6 +78,30 @@ rows! {
         worry: "it stays above 0: the fleet is full",
     },
 
+    pub queue: Family<ModelLabel, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model"],
+        help: "Prefill work before a new request, at the endpoint with the soonest first token",
+        meaning: "Prefill work that a new request finds before it, at the endpoint with the soonest first token, by learned rates: what is in flight there, and its share of the queue ([autoscaling](autoscaling.md))",
+        worry: "it stays above your target for the time to first token: every endpoint is too busy",
+    },
+
+    pub queue_mean: Family<ModelLabel, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model"],
+        help: "The same, as the mean of the endpoints that take requests",
+        meaning: "The same, as the mean of the endpoints that take requests",
+        worry: "it is far above `kvlane_queue_seconds`: one endpoint has most of the work",
+    },
+
+    pub predicted_ttft: Family<ModelLabel, Gauge<f64, AtomicU64>> {
+        seconds: true,
+        labels: &["model"],
+        help: "Predicted time to first token of a request of usual size, placed now",
+        meaning: "Predicted time to first token of a request like the mean of the last 128, placed now at the endpoint with the soonest first token: `kvlane_queue_seconds`, its own prefill, and a step; absent with `routing.receipts: 0` ([autoscaling](autoscaling.md))",
+        worry: "it nears your target: add endpoints",
+    },
+
     pub waiting_for_endpoints: Family<ModelLabel, Gauge> {
         seconds: false,
         labels: &["model"],

@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::row::rows;
-use crate::metrics::labels::{FailureLabels, SelectionLabels, WorkerLabel, WorkerLabels};
+use crate::metrics::labels::{FailureLabels, SelectionLabels, StatLabels, WorkerLabel, WorkerLabels};
 
 rows! {
     Workers, "Workers", "Health, load and speed of workers.";
@@ -66,6 +66,14 @@ rows! {
         help: "KV cache use as the engine reports it",
         meaning: "KV cache use, as the engine reports it",
         worry: "above 0.95: the engine preempts soon",
+    },
+
+    pub kv_usage_ratio: Family<StatLabels, Gauge<f64, AtomicU64>> {
+        seconds: false,
+        labels: &["model", "stat"],
+        help: "KV cache use over the endpoints of a pool, as engines report it",
+        meaning: "KV cache use over the endpoints that take requests and report it; `stat` is `mean` or `max` ([autoscaling](autoscaling.md))",
+        worry: "`mean` stays above 0.9: add endpoints",
     },
 
     pub worker_prefill_tokens_per_second: Family<WorkerLabels, Gauge<f64, AtomicU64>> {

@@ -1,246 +1,11 @@
-//! The parts of Kubernetes objects that discovery uses. All other fields are skipped while they are parsed: a pod of
-//! 10 kB is kept in a few hundred bytes.
+//! Objects as the API server writes them, and what is kept of them.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 
-/// An object of a collection that is watched.
-pub(crate) trait Object: for<'de> Deserialize<'de> + Send + 'static {
-    /// Its name, unique in its namespace.
-    fn name(&self) -> &str;
-    /// Its `resourceVersion`.
-    fn version(&self) -> &str;
-    /// The object as a variant.
-    fn into_any(self) -> Any;
-}
-
-/// An object of any kind.
-#[derive(Debug)]
-pub(crate) enum Any {
-    /// A pod.
-    Pod(Pod),
-    /// An EndpointSlice.
-    Slice(Slice),
-    /// A Service.
-    Service(Service),
-    /// An InferencePool.
-    Pool(Pool),
-    /// An InferenceObjective.
-    Objective(Objective),
-}
-
-/// A pod.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "RawPod")]
-pub(crate) struct Pod {
-    /// Its name.
-    pub(crate) name: String,
-    /// Its UID.
-    pub(crate) uid: String,
-    version: String,
-    /// When it was created, in seconds since 1970.
-    pub(crate) created: i64,
-    /// Whether and how it is being deleted.
-    pub(crate) deletion: Option<Deletion>,
-    /// The value of its label `llm-d.ai/role`.
-    pub(crate) role: Option<String>,
-    /// Its annotations.
-    pub(crate) annotations: Option<Box<Annotations>>,
-    /// The ports of its containers, sidecars included.
-    pub(crate) ports: Vec<Port>,
-    /// Its address is its node's.
-    pub(crate) host_network: bool,
-    /// All its containers have ended, and none is started again.
-    pub(crate) ended: bool,
-    /// Its address.
-    pub(crate) ip: Option<String>,
-    /// Whether its condition `Ready` is true.
-    pub(crate) ready: bool,
-}
-
-/// How a pod is being deleted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Deletion {
-    /// When its grace period ends, in seconds since 1970: `deletionTimestamp` is the time of the request plus the grace.
-    pub(crate) at: Option<i64>,
-    /// The grace period in seconds.
-    pub(crate) grace: u64,
-}
-
-/// The annotations of a pod that say how its engine is reached.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Annotations {
-    /// `http` or `https`.
-    #[serde(rename = "kvlane.io/scheme")]
-    pub(crate) scheme: Option<String>,
-    /// The port of its KV events, or one for each rank.
-    #[serde(rename = "kvlane.io/kv-events-port")]
-    pub(crate) kv_events_port: Option<String>,
-    /// The port of its replay socket, or one for each rank.
-    #[serde(rename = "kvlane.io/kv-events-replay-port")]
-    pub(crate) replay_port: Option<String>,
-    /// The topic of its KV events.
-    #[serde(rename = "kvlane.io/kv-events-topic")]
-    pub(crate) topic: Option<String>,
-    /// Its model's tokenizer.
-    #[serde(rename = "kvlane.io/tokenizer")]
-    pub(crate) tokenizer: Option<String>,
-    /// Its model.
-    #[serde(rename = "kvlane.io/model")]
-    pub(crate) model: Option<String>,
-    /// The bootstrap port of a prefill worker.
-    #[serde(rename = "sglang.ai/bootstrap-port")]
-    pub(crate) bootstrap_port: Option<String>,
-}
-
-/// A port that a container or an EndpointSlice declares.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Port {
-    /// Its name.
-    pub(crate) name: Option<String>,
-    /// Its number.
-    pub(crate) number: u16,
-    /// Whether its protocol is TCP.
-    pub(crate) tcp: bool,
-}
-
-/// An EndpointSlice.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawSlice")]
-pub(crate) struct Slice {
-    /// Its name.
-    pub(crate) name: String,
-    version: String,
-    /// `IPv4`, `IPv6` or `FQDN`.
-    pub(crate) address_type: String,
-    /// Its endpoints.
-    pub(crate) endpoints: Vec<Endpoint>,
-    /// The ports of each endpoint.
-    pub(crate) ports: Vec<Port>,
-}
-
-/// An endpoint of a slice.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Endpoint {
-    /// Its address.
-    pub(crate) address: String,
-    /// Whether it takes requests.
-    pub(crate) ready: bool,
-    /// Whether it is about to end.
-    pub(crate) terminating: bool,
-    /// Its pod's name and UID, if it is one.
-    pub(crate) pod: Option<(String, String)>,
-}
-
-/// A Service.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawService")]
-pub(crate) struct Service {
-    name: String,
-    version: String,
-    /// The labels of its pods; empty if its endpoints are written by hand.
-    pub(crate) selector: BTreeMap<String, String>,
-}
-
-/// An InferencePool.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawPool")]
-pub(crate) struct Pool {
-    name: String,
-    version: String,
-    /// The labels of its pods.
-    pub(crate) selector: BTreeMap<String, String>,
-    /// Its ports: one engine each.
-    pub(crate) ports: Vec<u16>,
-    /// `http` or `kubernetes.io/h2c`.
-    pub(crate) protocol: Option<String>,
-}
-
-/// An InferenceObjective.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawObjective")]
-pub(crate) struct Objective {
-    /// Its name, by which requests refer to it.
-    pub(crate) name: String,
-    version: String,
-    /// Its priority.
-    pub(crate) priority: i64,
-    /// The InferencePool that it is for.
-    pub(crate) pool: Option<String>,
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-#[serde(bound = "T: Object")]
-pub(crate) struct Page<T: Object> {
-    /// Where the next page begins, and the list's version.
-    pub(crate) metadata: ListMeta,
-    /// The objects of this page.
-    #[serde(deserialize_with = "or_default")]
-    pub(crate) items: Vec<T>,
-}
-
-/// Metadata of a list.
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct ListMeta {
-    /// The version that a watch goes on from.
-    pub(crate) resource_version: String,
-    /// Where the next page begins; empty on the last page.
-    pub(crate) r#continue: String,
-}
-
-/// What a watch event is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Happened {
-    /// The object is new.
-    Added,
-    /// It is another than before.
-    Modified,
-    /// It is gone.
-    Deleted,
-    /// Nothing, up to this version.
-    Bookmark,
-    /// The watch has failed.
-    Error,
-}
-
-/// The kind of a watch event.
-#[derive(Deserialize)]
-pub(crate) struct EventKind {
-    /// What has happened.
-    pub(crate) r#type: Happened,
-}
-
-/// The object of a watch event.
-#[derive(Deserialize)]
-pub(crate) struct EventObject<T> {
-    /// It.
-    pub(crate) object: T,
-}
-
-/// The object of a bookmark.
-#[derive(Deserialize)]
-pub(crate) struct Bookmark {
-    /// Its version.
-    pub(crate) metadata: ListMeta,
-}
-
-/// How an API server says that it cannot do something.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Status {
-    /// The HTTP status.
-    #[serde(deserialize_with = "or_default")]
-    pub(crate) code: u16,
-    /// What the matter is.
-    #[serde(deserialize_with = "or_default")]
-    pub(crate) message: String,
-}
+use super::{Annotations, Deletion, Endpoint, Objective, Pod, Pool, Port, Service, Slice};
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -270,7 +35,7 @@ struct Labels {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawPod {
+pub(super) struct RawPod {
     metadata: RawMeta<Labels, Annotations>,
     spec: RawPodSpec,
     status: RawPodStatus,
@@ -323,7 +88,7 @@ struct RawCondition {
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct RawSlice {
+pub(super) struct RawSlice {
     metadata: RawMeta<Unused, Unused>,
     address_type: String,
     #[serde(deserialize_with = "or_default")]
@@ -359,7 +124,7 @@ struct RawReference {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawService {
+pub(super) struct RawService {
     metadata: RawMeta<Unused, Unused>,
     spec: RawServiceSpec,
 }
@@ -373,7 +138,7 @@ struct RawServiceSpec {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawPool {
+pub(super) struct RawPool {
     metadata: RawMeta<Unused, Unused>,
     spec: RawPoolSpec,
 }
@@ -402,7 +167,7 @@ struct RawTargetPort {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawObjective {
+pub(super) struct RawObjective {
     metadata: RawMeta<Unused, Unused>,
     spec: RawObjectiveSpec,
 }
@@ -417,20 +182,6 @@ struct RawObjectiveSpec {
 }
 
 // === impl Pod ===
-
-impl Object for Pod {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn into_any(self) -> Any {
-        Any::Pod(Self { version: String::new(), ..self })
-    }
-}
 
 impl From<RawPod> for Pod {
     fn from(raw: RawPod) -> Self {
@@ -465,20 +216,6 @@ impl From<RawPod> for Pod {
 
 // === impl Slice ===
 
-impl Object for Slice {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn into_any(self) -> Any {
-        Any::Slice(self)
-    }
-}
-
 impl From<RawSlice> for Slice {
     fn from(raw: RawSlice) -> Self {
         let endpoint = |raw: RawEndpoint| {
@@ -504,20 +241,6 @@ impl From<RawSlice> for Slice {
 
 // === impl Service ===
 
-impl Object for Service {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn into_any(self) -> Any {
-        Any::Service(self)
-    }
-}
-
 impl From<RawService> for Service {
     fn from(raw: RawService) -> Self {
         let meta = raw.metadata;
@@ -526,20 +249,6 @@ impl From<RawService> for Service {
 }
 
 // === impl Pool ===
-
-impl Object for Pool {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn into_any(self) -> Any {
-        Any::Pool(self)
-    }
-}
 
 impl From<RawPool> for Pool {
     fn from(raw: RawPool) -> Self {
@@ -560,20 +269,6 @@ impl From<RawPool> for Pool {
 }
 
 // === impl Objective ===
-
-impl Object for Objective {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn into_any(self) -> Any {
-        Any::Objective(self)
-    }
-}
 
 impl From<RawObjective> for Objective {
     fn from(raw: RawObjective) -> Self {
@@ -602,7 +297,7 @@ fn seconds(time: &str) -> Option<i64> {
 }
 
 /// The default for null, which Go writes for an empty list or map.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
