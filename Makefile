@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race \
-	race-placement chart image deny sbom ci \
+	race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -166,6 +166,13 @@ race-placement: cargo
 # what it uses if it is there; helm it needs.
 chart:
 	deploy/helm/test.sh
+
+# The chart's release in mode envoy, as processes: a real API server, Envoy, two pickers, mock engines; some are killed under load.
+e2e-chart: cargo
+	cargo build --release --locked -p kvlane
+	e2e/k8s/setup.sh
+	e2e/envoy/setup.sh
+	python3 deploy/helm/release.py
 
 # The container image's files, run without a container runtime: see the script's head. Root, Linux. PROFILE=demo builds quickly.
 image: cargo

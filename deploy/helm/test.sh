@@ -137,6 +137,13 @@ for key in $(sed -n '/What needs a restart/,/^$/p' "$here/../../docs/operations.
     grep -q "\"${key##*.}\"" <(sed -n '/define "kvlane.restartConfig"/,$p' "$chart/templates/_config.tpl") || fail "$key needs a restart, and the chart does not know it"
     ok
 done
+# KEDA asks what docs/autoscaling.md says, and what was run against Prometheus there.
+render --set $app=vllm,autoscaling.kind=keda,autoscaling.model=mock,autoscaling.minReplicas=0,autoscaling.ttftSeconds=1 > "$out/keda.yaml"
+has "$out/keda.yaml" 'empty_pool_timeout: 600s'
+while read -r query; do
+    grep -qxF -- "$query" "$here/../../docs/autoscaling.md" || fail "docs/autoscaling.md has no query $query"
+    ok
+done < <(sed -n 's/^ *query: "\(.*\)"$/\1/p' "$out/keda.yaml" | sed 's/\\"/"/g')
 # The pods get hashes of keys, not keys.
 [ "$(lines "$out/gateway.yaml" 'items: \[\{key: keys, path: keys\}\]')" = 1 ] || fail "the Secret is mounted with more than its hashes"; ok
 # Alerts and dashboard are those of deploy/.

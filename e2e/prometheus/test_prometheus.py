@@ -25,7 +25,7 @@ DEPLOY = ROOT / "deploy"
 CHAT = "/v1/chat/completions"
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 # Panels that have nothing to show while nothing goes wrong: their PromQL must be right, and may find nothing.
-QUIET = {"Bounds met, reloads refused, spans lost", "Queue", "KV cache use"}
+QUIET = {"Limits reached, reloads rejected, spans lost", "Queue", "KV cache use"}
 
 
 class Mock(Engine):
@@ -328,7 +328,7 @@ class Deployed(unittest.TestCase):
         requests = [line for line in lines if line["target"] == "kvlane::access"]
         self.assertGreater(len(requests), 60)
         for line in requests:
-            self.assertRegex(line["request_id"], r"^kvl-[0-9a-f]{24}$")
+            self.assertRegex(line["request_id"], r"^kvl-[0-9a-f]{26}$")
             self.assertRegex(line["trace_id"], r"^[0-9a-f]{32}$")
         traced = [line for line in requests if line["trace_id"] == CALLER[3:35]]
         self.assertEqual([(line["model"], line["status"], line["client_left"]) for line in traced], [("mock", 200, False)])

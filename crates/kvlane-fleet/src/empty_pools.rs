@@ -206,7 +206,7 @@ mod tests {
     fn as_many_requests_wait_as_may_and_leave_nothing_behind() {
         let pools = EmptyPools::default();
         let label: Arc<str> = "m".into();
-        let wait = |name: &str| pools.wait(name, Arc::clone(&label), 2).map_err(|why| why);
+        let wait = |name: &str| pools.wait(name, Arc::clone(&label), 2);
         let (one, two) = (wait("m"), wait("adapter of m"));
         assert_eq!(wait("m").err(), Some(NoRoom::Full));
         assert!(
@@ -225,7 +225,7 @@ mod tests {
         let pools = EmptyPools::default();
         assert!(!pools.close());
         let pools = EmptyPools::default();
-        let mut waits = pools.wait("m", "m".into(), 9).ok().expect("room");
+        let mut waits = pools.wait("m", "m".into(), 9).expect("room");
         assert!(!is_woken(&mut waits));
         pools.changed(&Snapshot::default());
         assert!(!is_woken(&mut waits), "no endpoint serves it");

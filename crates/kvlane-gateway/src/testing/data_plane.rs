@@ -83,11 +83,14 @@ pub enum Hint {
     List(Vec<String>),
 }
 
+/// Status, header fields and body of an answer that the client gets instead of an engine's.
+pub type Immediate = (u64, Vec<(String, String)>, String);
+
 /// A request's outcome: reactions to its head and body put together.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// The answer that the client gets instead of an engine's.
-    pub immediate: Option<(u64, Vec<(String, String)>, String)>,
+    pub immediate: Option<Immediate>,
     /// The changes, the streamed body in one piece.
     pub changes: Changes,
 }

@@ -282,7 +282,10 @@ impl Source for Pieces<'_> {
         let Self { call, comes, end } = self;
         let mut whole = BytesMut::new();
         let mut only = Bytes::new();
-        while comes {
+        if !comes {
+            return Ok(only);
+        }
+        loop {
             let message = match call.next().await {
                 Ok(Some(message)) => message,
                 Ok(None) | Err(_) => {
