@@ -38,7 +38,7 @@ WORK = Path(os.environ.get("E2E_WORK", HERE.parent / ".work")).resolve()
 READY_S_MAX = 120
 POLL_S = 0.05
 # Pods on nodes of kwok have addresses of this network, which is local once its first address is on the loopback interface.
-POD_NETWORK = "10.99.0.1/24"
+POD_NETWORK = "10.99.0.1/16"
 ADMIN_TOKEN = "e2e-admin"
 
 
@@ -103,6 +103,8 @@ class Cluster:
     def __init__(self, directory=WORK / "k8s"):
         self.dir = Path(directory).resolve()
         self.state = {}
+        # Only in order that Python does not take those for forgotten that outlive it.
+        self.children = []
         if (self.dir / "state.json").exists():
             self.state = json.loads((self.dir / "state.json").read_text())
 
@@ -363,6 +365,7 @@ class Cluster:
                 [binary(name), *options], stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self.children.append(child)
         self.state["pids"][name] = [child.pid, started(child.pid)]
         self._save()
 
