@@ -11,6 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 chart=$here/kvlane
+command -v helm > /dev/null || { echo "test.sh: helm is missing: https://helm.sh, or e2e/k8s/setup.sh helm" >&2; exit 2; }
 out=$(mktemp -d)
 installed=false
 cleanup() {
