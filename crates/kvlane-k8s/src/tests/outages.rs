@@ -148,8 +148,12 @@ async fn a_watch_that_hangs_is_noticed() {
     server.fault("watch=true", 1, Fault::Hung);
     server.break_watches();
     let asked = server.asked().len();
-    world.until("a watch that hangs", |_, _| server.asked().len() == asked + 2).await;
-    assert_eq!(world.seen.status().problem, None, "one broken connection is no problem");
+    world
+        .until("a watch that hangs", |_, status| {
+            assert_eq!(status.problem, None, "one broken connection is no problem");
+            server.asked().len() == asked + 2
+        })
+        .await;
     server.set(&PODS, "serving", pod("p0003", "10.0.0.3"));
     let noticed = world
         .until_problem("cannot watch pods in namespace serving: the API server was silent for 25 s")
