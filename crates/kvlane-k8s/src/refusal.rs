@@ -25,6 +25,8 @@ pub(crate) enum Cause {
     Missing,
     /// What was known is too old to go on from.
     Expired,
+    /// The connection broke that events came through.
+    Cut,
     /// The API server answers, and cannot do it.
     Answered,
     /// The API server is not reached, is silent, or does not accept who asks: another connection, with credentials and
@@ -132,6 +134,9 @@ fn missing(of: &Collection) -> String {
 /// An error and its causes; a cause that an error already contains is not repeated.
 pub(crate) fn told(error: &dyn Error) -> String {
     let mut told = error.to_string();
+    if let Some(rest) = told.strip_prefix("ServiceError: ") {
+        told = rest.to_owned();
+    }
     let mut next = error.source();
     while let Some(error) = next {
         let cause = error.to_string();
@@ -140,7 +145,8 @@ pub(crate) fn told(error: &dyn Error) -> String {
         }
         next = error.source();
     }
-    told
+    // Libraries add where to read about it.
+    told.split(": https://").next().unwrap_or_default().to_owned()
 }
 
 /// The beginning of a text from outside.

@@ -61,7 +61,7 @@ struct Running {
     wanted: Wanted,
     generation: u64,
     task: AbortHandle,
-    /// It has reported what there is, or why that will not be known soon.
+    /// It has reported what there is.
     reported: bool,
     /// Until when it is waited for.
     awaited: Instant,
@@ -156,9 +156,9 @@ impl Discovery {
         else {
             return;
         };
-        watch.reported |= !matches!(report, Report::Contact | Report::Failed { lasts: false, .. });
+        watch.reported |= !matches!(report, Report::Contact | Report::Failed(_));
         match &report {
-            Report::Failed { problem, .. } => watch.problem = Some(problem.clone()),
+            Report::Failed(problem) => watch.problem = Some(problem.clone()),
             Report::Absent(why) => {
                 (watch.problem, watch.contact) = (None, true);
                 let news = watch.absent.as_ref() != Some(why);
@@ -174,7 +174,7 @@ impl Discovery {
                 (watch.problem, watch.contact, watch.absent) = (None, true, None);
             }
         }
-        if matches!(report, Report::Contact | Report::Failed { .. }) {
+        if matches!(report, Report::Contact | Report::Failed(_)) {
             return;
         }
         self.state.apply(id, report, Now { instant: Instant::now(), unix: unix_time() });
@@ -235,8 +235,7 @@ impl Discovery {
         }
     }
 
-    /// When the last watch that is waited for has said what there is, or that this will not be known soon, or has had
-    /// its time. Before that, workers would be missing; and a source that is started again, as by a reload, may have
+    /// When the last watch that is waited for has said what there is, or has had its time. Before that, workers would be missing; and a source that is started again, as by a reload, may have
     /// published them.
     fn settles(&self) -> Option<Instant> {
         let is_awaited = |watch: &&Running| !watch.reported && !watch.wanted.id.is_objectives();

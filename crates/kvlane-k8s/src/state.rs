@@ -151,7 +151,7 @@ impl State {
             Report::Changed(object) => view.change(id.kind, object, now),
             Report::Gone(name) => view.remove(id.kind, &name),
             Report::Absent(_) => view.deny(id.kind),
-            Report::Contact | Report::Failed { .. } => {}
+            Report::Contact | Report::Failed(_) => {}
         }
     }
 
@@ -271,7 +271,11 @@ impl View {
     /// These are all objects of a kind.
     fn replace(&mut self, kind: &'static Kind, objects: Vec<Any>, now: Now) {
         let before = if std::ptr::eq(kind, &PODS) { std::mem::take(&mut self.pods) } else { BTreeMap::new() };
-        self.clear(kind);
+        // The pods of a Service or InferencePool that is there, as before, are not forgotten.
+        let is_anchor = std::ptr::eq(kind, &SERVICES) || std::ptr::eq(kind, &POOLS);
+        if !is_anchor || objects.is_empty() {
+            self.clear(kind);
+        }
         self.knows_pods |= std::ptr::eq(kind, &PODS);
         self.knows_slices |= std::ptr::eq(kind, &SLICES);
         for object in objects {
@@ -289,9 +293,9 @@ impl View {
     fn change(&mut self, kind: &'static Kind, object: Any, now: Now) {
         match object {
             // The next list fails, and says what to do.
-            Any::Pod(_) if self.pods.len() >= OBJECTS_MAX => {}
-            Any::Slice(_) if self.slices.len() >= OBJECTS_MAX => {}
-            Any::Objective(_) if self.objectives_of(kind).len() >= OBJECTS_MAX => {}
+            Any::Pod(pod) if is_full(&self.pods, &pod.name) => {}
+            Any::Slice(slice) if is_full(&self.slices, &slice.name) => {}
+            Any::Objective(objective) if is_full(self.objectives_of(kind), &objective.name) => {}
             Any::Pod(pod) => {
                 let known = Known::new(pod, |name| self.pods.get(name), now);
                 self.pods.insert(known.pod.name.clone(), known);
@@ -467,6 +471,11 @@ fn left(deletion: Deletion, unix: f64) -> Duration {
     let grace = deletion.grace as f64;
     let left = deletion.at.map_or(grace, |at| at as f64 - unix);
     Duration::from_secs_f64(left.clamp(0.0, grace))
+}
+
+/// Whether there is no room for another object of this name.
+fn is_full<T>(objects: &BTreeMap<String, T>, name: &str) -> bool {
+    objects.len() >= OBJECTS_MAX && !objects.contains_key(name)
 }
 
 /// A label selector for all of these labels.

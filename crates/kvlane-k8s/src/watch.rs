@@ -36,8 +36,9 @@ const UNREACHABLE: Backoff =
     Backoff { initial: Nanos::from_millis(100), max: Nanos::from_secs(2), multiplier: 1.6, jitter: 0.2 };
 /// Pauses between requests that it answers and cannot do.
 const REFUSED: Backoff = Backoff { max: Nanos::from_secs(5), ..UNREACHABLE };
-/// Pause before something that need not be there is looked for again.
-const OPTIONAL: Duration = Duration::from_secs(60);
+/// Pauses before something that need not be there is looked for again.
+const OPTIONAL: Backoff =
+    Backoff { initial: Nanos::from_secs(2), max: Nanos::from_secs(60), multiplier: 2.0, jitter: 0.2 };
 /// Objects of a page.
 const PAGE_OBJECTS: usize = 250;
 /// The most pages of a list.
@@ -62,13 +63,8 @@ pub(crate) enum Report {
     Gone(String),
     /// Nothing has changed, and the server is in contact.
     Contact,
-    /// It cannot be watched at present.
-    Failed {
-        /// Why.
-        problem: String,
-        /// Only a person can change that.
-        lasts: bool,
-    },
+    /// It cannot be watched at present, and why.
+    Failed(String),
     /// It need not be there, and is not, and why.
     Absent(String),
 }
@@ -93,28 +89,33 @@ impl<F> Watch<F> {
     where
         F: Fn(Report) -> M,
     {
-        let mut failures = 0;
+        let (mut failures, mut listed) = (0, false);
         while !sender.is_closed() {
-            let Err(failure) = self.list_and_watch::<T, M>(&sender, &mut failures).await else { return };
+            let Err(failure) = self.list_and_watch::<T, M>(&sender, &mut failures, &mut listed).await else {
+                return;
+            };
             tracing::debug!(collection = self.collection.said(), problem = failure.problem, "listing again");
-            let absent = self.optional && matches!(failure.cause, Cause::Denied | Cause::Missing);
-            let backoff = if failure.cause == Cause::Unreachable { UNREACHABLE } else { REFUSED };
-            let report = match failure.cause {
+            let cause = failure.cause;
+            // What was there is not given up for a refusal: an API server that starts knows neither roles nor definitions.
+            let absent = self.optional && !listed && matches!(cause, Cause::Denied | Cause::Missing);
+            let report = match cause {
                 _ if absent => Report::Absent(failure.problem),
                 // It is nobody's fault, and the list that follows settles it.
                 Cause::Expired => Report::Contact,
-                Cause::Denied | Cause::Missing => Report::Failed { problem: failure.problem, lasts: true },
-                _ => Report::Failed { problem: failure.problem, lasts: false },
+                _ => Report::Failed(failure.problem),
             };
-            if sender.send((self.message)(report)).await.is_err() {
+            // The first connection that breaks is no news either, unless the next one does, too.
+            let is_told = cause != Cause::Cut || failures > 0;
+            if is_told && sender.send((self.message)(report)).await.is_err() {
                 return;
             }
-            if absent {
-                sleep(OPTIONAL).await;
-            } else {
-                sleep(pause(backoff, failures)).await;
-                failures += 1;
-            }
+            let backoff = match cause {
+                _ if absent => OPTIONAL,
+                Cause::Cut | Cause::Unreachable => UNREACHABLE,
+                Cause::Answered | Cause::Denied | Cause::Expired | Cause::Missing => REFUSED,
+            };
+            sleep(pause(backoff, failures)).await;
+            failures += 1;
         }
     }
 
@@ -123,28 +124,27 @@ impl<F> Watch<F> {
         &self,
         sender: &mpsc::Sender<M>,
         failures: &mut u32,
+        listed: &mut bool,
     ) -> Result<(), Failure>
     where
         F: Fn(Report) -> M,
     {
         let (objects, mut version) = self.list::<T>().await?;
+        *listed = true;
         if sender.send((self.message)(Report::Listed(objects))).await.is_err() {
             return Ok(());
         }
         loop {
             let began = Instant::now();
             let followed = self.follow::<T, M>(&mut version, sender).await;
-            // It may be listed. That is worth something, again and again.
-            let listed = |failure: Failure| match failure.cause {
-                Cause::Denied | Cause::Missing => Failure { cause: Cause::Answered, ..failure },
-                _ => failure,
-            };
-            if !followed.map_err(listed)? {
+            let is_steady = began.elapsed() >= STEADY;
+            if is_steady {
+                *failures = 0;
+            }
+            if !followed? {
                 return Ok(());
             }
-            if began.elapsed() >= STEADY {
-                *failures = 0;
-            } else {
+            if !is_steady {
                 // A server, or something before it, that ends each watch at once.
                 sleep(pause(REFUSED, *failures)).await;
                 *failures += 1;
@@ -218,7 +218,12 @@ impl<F> Watch<F> {
             };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Err(Failure::broken(verb, &self.collection, &error)),
+                Some(Err(error)) => {
+                    return Err(Failure {
+                        cause: Cause::Cut,
+                        ..Failure::broken(verb, &self.collection, &error)
+                    });
+                }
                 // A part of an event at the end is sent again from this version.
                 None => return Ok(true),
             };

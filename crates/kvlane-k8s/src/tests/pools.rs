@@ -68,6 +68,34 @@ async fn workers_stay_while_the_pods_of_another_selector_are_listed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn workers_stay_while_the_pools_of_two_namespaces_are_listed_again() {
+    let server = server_with(1);
+    server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
+    server.set(&POOLS, "other", pool(json!({"app": "llm"}), &[8000]));
+    server.set(&PODS, "other", with(pod("o", "10.0.9.1"), |pod| pod["metadata"]["uid"] = "o".into()));
+    let config = Kubernetes { namespaces: vec!["serving".into(), "other".into()], ..by_pool() };
+    let mut world = World::new(&server, config);
+    world.until_urls(&["10.0.0.1:8000", "10.0.9.1:8000"]).await;
+    world.until("all watches", |_, _| server.watches() == 8).await;
+    // The pods are not listed at once.
+    server.fault("/pods?", 8, Fault::Status(403, "the API server has just started"));
+    server.break_watches();
+    let both = |targets: &Targets| assert_eq!(told(targets), ["10.0.0.1:8000", "10.0.9.1:8000"]);
+    world
+        .until("a problem", |targets, status| {
+            both(targets);
+            status.problem.is_some()
+        })
+        .await;
+    world
+        .until("contact", |targets, status| {
+            both(targets);
+            status.problem.is_none()
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pool_that_selects_nothing_or_wants_another_protocol_is_told() {
     let server = server_with(1);
     server.set(&POOLS, "serving", pool(json!({}), &[8000]));

@@ -101,6 +101,22 @@ async fn rights_to_pods_and_services_may_lack() {
     assert_eq!(world.targets.workers[0].spec.role, Role::Both, "without what its pod says");
     assert_eq!(world.seen.status().problem, None);
     world.until("the right is granted", |targets, _| targets.workers[0].spec.role == Role::Decode).await;
+
+    // An API server that starts refuses until it has read the roles.
+    server.fault("s?", 12, Fault::Status(403, "no"));
+    server.break_watches();
+    world
+        .until("it refuses", |targets, status| {
+            assert_eq!(targets.workers[0].spec.role, Role::Decode, "what pods said is not forgotten");
+            status.problem.is_some()
+        })
+        .await;
+    world
+        .until("it is in contact again", |targets, status| {
+            assert_eq!(targets.workers[0].spec.role, Role::Decode, "what pods said is not forgotten");
+            status.problem.is_none()
+        })
+        .await;
 }
 
 #[tokio::test(start_paused = true)]
