@@ -1,13 +1,14 @@
 //! The parts of Kubernetes objects that discovery uses. All other fields are skipped while they are parsed: a pod of
 //! 10 kB is kept in a few hundred bytes.
 
+mod null;
 mod raw;
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use self::raw::{RawObjective, RawPod, RawPool, RawService, RawSlice, or_default};
+use self::null::or_default;
 
 /// An object of a collection that is watched.
 pub(crate) trait Object: for<'de> Deserialize<'de> + Send + 'static {
@@ -35,8 +36,7 @@ pub(crate) enum Any {
 }
 
 /// A pod.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "RawPod")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Pod {
     /// Its name.
     pub(crate) name: String,
@@ -111,8 +111,7 @@ pub(crate) struct Port {
 }
 
 /// An EndpointSlice.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawSlice")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slice {
     /// Its name.
     pub(crate) name: String,
@@ -139,8 +138,7 @@ pub(crate) struct Endpoint {
 }
 
 /// A Service.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawService")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Service {
     name: String,
     version: String,
@@ -149,8 +147,7 @@ pub(crate) struct Service {
 }
 
 /// An InferencePool.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawPool")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pool {
     name: String,
     version: String,
@@ -163,8 +160,7 @@ pub(crate) struct Pool {
 }
 
 /// An InferenceObjective.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "RawObjective")]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Objective {
     /// Its name, by which requests refer to it.
     pub(crate) name: String,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 
+use super::null::or_default;
 use super::{Annotations, Deletion, Endpoint, Objective, Pod, Pool, Port, Service, Slice};
 
 #[derive(Default, Deserialize)]
@@ -35,7 +36,7 @@ struct Labels {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawPod {
+struct RawPod {
     metadata: RawMeta<Labels, Annotations>,
     spec: RawPodSpec,
     status: RawPodStatus,
@@ -88,7 +89,7 @@ struct RawCondition {
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct RawSlice {
+struct RawSlice {
     metadata: RawMeta<Unused, Unused>,
     address_type: String,
     #[serde(deserialize_with = "or_default")]
@@ -124,7 +125,7 @@ struct RawReference {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawService {
+struct RawService {
     metadata: RawMeta<Unused, Unused>,
     spec: RawServiceSpec,
 }
@@ -138,7 +139,7 @@ struct RawServiceSpec {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawPool {
+struct RawPool {
     metadata: RawMeta<Unused, Unused>,
     spec: RawPoolSpec,
 }
@@ -167,7 +168,7 @@ struct RawTargetPort {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawObjective {
+struct RawObjective {
     metadata: RawMeta<Unused, Unused>,
     spec: RawObjectiveSpec,
 }
@@ -296,9 +297,21 @@ fn seconds(time: &str) -> Option<i64> {
     time.parse::<Timestamp>().ok().map(Timestamp::as_second)
 }
 
-/// The default for null, which Go writes for an empty list or map.
-pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+/// Objects that are read by way of what the API server writes.
+macro_rules! read_by {
+    ($($object:ty: $raw:ty,)*) => {$(
+        impl<'de> Deserialize<'de> for $object {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <$raw>::deserialize(deserializer).map(Self::from)
+            }
+        }
+    )*};
+}
+
+read_by! {
+    Pod: RawPod,
+    Slice: RawSlice,
+    Service: RawService,
+    Pool: RawPool,
+    Objective: RawObjective,
 }
