@@ -178,6 +178,8 @@ class Cluster:
         """Starts the API server, where it does not run, over the data that is there; waits until it is ready."""
         if not self._alive("kube-apiserver"):
             pki = self.dir / "pki"
+            # The threads of one that was killed may end after the process is a zombie, and with them its socket.
+            until(f"port {self.port} is free", lambda: is_free(self.port))
             self._spawn(
                 "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.state['etcd']}", f"--secure-port={self.port}",
                 "--bind-address=127.0.0.1", f"--cert-dir={pki}", f"--tls-cert-file={pki}/server.crt",
@@ -425,6 +427,14 @@ def free_ports(count):
     for probe in probes:
         probe.close()
     return ports
+
+
+def is_free(port):
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        return True
+    except OSError:
+        return False
 
 
 def make_pod_network_local():
