@@ -22,7 +22,9 @@ pub use self::caching::{
 };
 pub use self::chat::{chat, chat_stream, event};
 pub use self::client::{Client, Reply};
-pub use self::data_plane::{Changes, Context, DataPlane, GrpcCall, Hint, Outcome, Reaction, full_duplex};
+pub use self::data_plane::{
+    Changes, Context, DataPlane, GrpcCall, Hint, Immediate, Outcome, Reaction, full_duplex,
+};
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::FakeFeed;
 pub use self::gateway::{TestGateway, config, in_turn, is_zero};
