@@ -8,7 +8,7 @@
 
 # A trace through the gateway onto four mock engines, under four policies.
 demo: cargo
-	cargo run --profile demo --locked -p kvlane -- demo
+	cargo run --profile demo --locked -p kvlane --no-default-features --features lab -- demo
 
 # All tests of all crates, and those of panics once more without overflow checks and debug assertions, as in a release.
 test: cargo

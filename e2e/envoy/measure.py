@@ -10,6 +10,8 @@ Rows take turns, `--rounds` times, so that what else the machine does meets all 
 * CPU: wrk sends 6 kB chats of 64 sessions as fast as 8 connections take them, for `--seconds`; user and system time of the
   picker's and of Envoy's process, from /proc, by the requests answered.
 * Latency: 200 requests a second, each when it is due. `added` is the row's quantile less that of Envoy alone.
+* Long prompts: chats of 100,000 tokens of which 95 % repeat (e2e/tokens/measure.py makes them), counted with the tokenizer of the
+  tests, one request at a time.
 * Idle: 100 endpoints, whose /metrics have 28 kB, and no request, for `--seconds`.
 
 Engines are `fixed_upstream`, which answers at once, and `kvlane mock-engine` with KV events for the row `exact`. The reference
@@ -20,6 +22,7 @@ Extension. Figures are printed, and none is asserted. Linux, wrk.
 import argparse
 import asyncio
 import dataclasses
+import importlib.machinery
 import json
 import os
 import re
@@ -41,6 +44,9 @@ PER_S = 200
 ENGINES = 4
 IDLE_ENDPOINTS = 100
 CONNECTIONS = 8
+LONG_TOKENS = 100_000
+LONG_SESSIONS = 8
+LONG_REQUESTS = 200
 # What the reference's own chart ships: an approximate prefix index, queue and KV usage.
 REFERENCE_CONFIG = """
 apiVersion: inference.networking.x-k8s.io/v1alpha1
@@ -183,6 +189,33 @@ def measure_idle(options, cluster):
     engines.kill()
 
 
+def measure_long(engines):
+    """CPU of a picker that counts the tokens of long prompts."""
+    tokens = importlib.machinery.SourceFileLoader("tokens_measure", str(HERE.parent / "tokens" / "measure.py")).load_module()
+    vocabulary = HERE.parent.parent / "crates" / "kvlane-tokens" / "tests" / "data" / "tiny"
+    size = tokens.calibrate(engines.urls, str(vocabulary))
+    picker = Picker(engines.urls, "--tokenizer-path", str(vocabulary), name="picker-long").wait_ready(ENGINES)
+    envoy = Envoy("shipped", engines.addresses, [picker])
+    text = tokens.Text(1)
+    fresh = int(0.05 * LONG_TOKENS * size)
+    histories = [tokens.history(text, int(0.95 * LONG_TOKENS), size) for _ in range(LONG_SESSIONS)]
+
+    def send(count):
+        bodies = [tokens.chat([*histories[n % LONG_SESSIONS], text.take(fresh)]) for n in range(count)]
+        return sum(load.once(envoy.port, body).good for body in bodies)
+
+    send(2 * LONG_SESSIONS)
+    before = cpu_s(picker)
+    good = send(LONG_REQUESTS)
+    spent_ms = (cpu_s(picker) - before) / LONG_REQUESTS * 1e3
+    decided = request(picker.admin_port, "/decisions?limit=20").json()["pools"][0]["decisions"]
+    prompt = statistics.mean(one["prompt_tokens"] for one in decided)
+    print("\n| long prompts | tokens | CPU ms a request | cores at 100 requests/s | failed |\n|---|---|---|---|---|")
+    print(f"| kvlane epp | {prompt:.0f} | {spent_ms:.2f} | {spent_ms / 10:.2f} | {LONG_REQUESTS - good} |", flush=True)
+    envoy.kill()
+    picker.kill()
+
+
 def print_rows(rows):
     print(f"\n{rows[0].envoy.admin('/server_info') and 'Envoy 1.40, one worker thread'}; {os.cpu_count()} cores; {KVLANE}\n")
     print("| | requests/s | Envoy µs | picker µs | picker RSS MiB | p50 ms | p99 ms | added p50 | added p99 | failed |")
@@ -217,6 +250,7 @@ def main():
                 row.measure(options.seconds)
                 print(f"round {number + 1}: {row.name}: {row.samples[-1]}", file=sys.stderr, flush=True)
         print_rows(rows)
+        measure_long(engines)
         for process in Process.started:
             process.kill()
         if not options.no_idle:
