@@ -79,18 +79,25 @@ impl Running {
     /// Starts it and waits until it serves. Returns the line that says so, too.
     pub(crate) fn serving(args: &[&str]) -> (Self, String) {
         let mut running = Self::start(args);
-        let line = running.logs(&["serving"]);
+        // Not a key of the configuration, which is logged before.
+        let line =
+            running.logs_what("serving", |line| line.contains(" serving ") || line.contains("\"serving\""));
         (running, line)
     }
 
     /// Waits for a log line with all of `words`.
     #[track_caller]
     pub(crate) fn logs(&mut self, words: &[&str]) -> String {
+        self.logs_what(&format!("{words:?}"), |line| words.iter().all(|word| line.contains(word)))
+    }
+
+    #[track_caller]
+    fn logs_what(&mut self, what: &str, is_it: impl Fn(&str) -> bool) -> String {
         loop {
             match self.log.recv_timeout(PATIENCE) {
-                Ok(line) if words.iter().all(|word| line.contains(word)) => return line,
+                Ok(line) if is_it(&line) => return line,
                 Ok(line) => self.before.push(line),
-                Err(error) => panic!("{error}: {words:?} was not logged: {:#?}", self.before),
+                Err(error) => panic!("{error}: {what} was not logged: {:#?}", self.before),
             }
         }
     }
