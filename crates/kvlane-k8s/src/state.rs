@@ -1,4 +1,4 @@
-//! All that is known of the cluster, and the workers that follow from it. Reads no clock and asks nobody.
+//! All that is known of the cluster, and the workers that follow from it. Reads no clock and sends no request.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;

@@ -84,7 +84,7 @@ pub(crate) struct Watch<F> {
 // === impl Watch ===
 
 impl<F> Watch<F> {
-    /// Watches until nobody receives what it reports.
+    /// Watches until the receiver of its reports is gone.
     pub(crate) async fn run<T: Object, M>(self, sender: mpsc::Sender<M>)
     where
         F: Fn(Report) -> M,
@@ -100,7 +100,7 @@ impl<F> Watch<F> {
             let absent = self.optional && !listed && matches!(cause, Cause::Denied | Cause::Missing);
             let report = match cause {
                 _ if absent => Report::Absent(failure.problem),
-                // It is nobody's fault, and the list that follows settles it.
+                // Not a fault: the list that follows settles it.
                 Cause::Expired => Report::Contact,
                 _ => Report::Failed(failure.problem),
             };
@@ -119,7 +119,7 @@ impl<F> Watch<F> {
         }
     }
 
-    /// Lists, then watches until all must be listed again. Without an error, nobody receives what it reports.
+    /// Lists, then watches until all must be listed again. Without an error, the receiver of its reports is gone.
     async fn list_and_watch<T: Object, M>(
         &self,
         sender: &mpsc::Sender<M>,
@@ -189,7 +189,7 @@ impl<F> Watch<F> {
         }
     }
 
-    /// Watches from `version`, which follows the events, until the server ends the watch in time; false if nobody
+    /// Watches from `version`, which follows the events, until the server ends the watch in time; false if no one
     /// receives what it reports.
     async fn follow<T: Object, M>(
         &self,

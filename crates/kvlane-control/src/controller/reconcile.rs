@@ -95,7 +95,7 @@ impl Controller {
         }
         let joined = self.join_all(source, &changes.joining, &mut left_out);
         if retires {
-            // Whoever edits a file replaces workers that still run: they serve until their successors do.
+            // An edit of the file replaces workers that still run: they serve until their successors do.
             let successors = [joined.clone(), self.unproven(source, &wanted, &there)].concat();
             for worker in &departing {
                 self.retire(&worker.url, &successors);
