@@ -405,3 +405,27 @@ async fn an_objective_of_the_cluster_names_a_priority_and_slo_headers_shed_what_
     plane.close().await;
     picker.shut_down().await;
 }
+
+#[tokio::test]
+async fn a_request_that_passes_by_is_charged_for_an_answer_of_the_usual_length() {
+    let [engine] = engines().await;
+    let mut config = config();
+    config.health.interval = Duration::from_millis(50);
+    // More than one answer of the usual length, and less than two.
+    let tokens_per_minute = 1.5 * kvlane_core::forecast::USUAL_TOKENS;
+    config.limits = vec![kvlane_gateway::config::LimitSpec {
+        tokens_per_minute: tokens_per_minute as u64,
+        ..Default::default()
+    }];
+    engine.set_metrics(
+        "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n",
+    );
+    let picker = TestGateway::picker(config, &[&engine]).await;
+    let plane = picker.data_plane().await;
+    let headers = [("x-llm-d-inference-fairness-id", "team")];
+    assert_eq!(plane.pick(CHAT, &headers, &chat("m", "hi")).await.status(), None);
+    picker.ledger_is_zero().await;
+    assert_eq!(plane.pick(CHAT, &headers, &chat("m", "hi")).await.status(), Some(429));
+    plane.close().await;
+    picker.end().await;
+}

@@ -121,10 +121,16 @@ impl Lease {
         self.pool.router.read(|scheduler| scheduler.expected_end_s(self.request))
     }
 
-    /// Its answer will not be seen: it says nothing about whether the engine makes progress.
+    /// Its answer will not be seen: it says nothing about whether the engine makes progress, and its client is charged
+    /// for an answer of the usual length.
     pub(crate) fn pass_by(&mut self) {
-        if !std::mem::replace(&mut self.passes_by, true) {
-            self.endpoint.vitals.leave();
+        if std::mem::replace(&mut self.passes_by, true) {
+            return;
+        }
+        self.endpoint.vitals.leave();
+        if let Some(charge) = &self.charge {
+            let usual = self.pool.router.read(|scheduler| scheduler.usual_output_tokens());
+            charge.note(None, usual as u64);
         }
     }
 
