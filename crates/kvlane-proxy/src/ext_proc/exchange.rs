@@ -8,7 +8,6 @@ use http::Response;
 use http::request::Parts;
 use kvlane_wire::ext_proc::{
     BodyMode, BodyModes, Mutation, Part, Phase, Received, continued, immediate, mutated, streamed_body,
-    trailers,
 };
 use kvlane_wire::grpc::Status;
 
@@ -156,7 +155,7 @@ fn answer_pick(
         streamed_body(out, Phase::RequestBody, body, end == End::Piece);
     }
     if end == End::Trailers {
-        trailers(out, Phase::RequestTrailers);
+        continued(out, Phase::RequestTrailers);
     }
 }
 
@@ -209,7 +208,7 @@ async fn observe(
                 if let Some(observer) = &mut observer {
                     observer.end();
                 }
-                trailers(&mut out, Phase::ResponseTrailers);
+                continued(&mut out, Phase::ResponseTrailers);
             }
             Part::RequestHead(_) | Part::RequestBody(_) | Part::RequestTrailers => {
                 return Ok(Status::InvalidArgument);
@@ -239,7 +238,7 @@ async fn pass(call: &mut Call, first: Bytes) -> Result<Status, CallError> {
         match Received::read(&message).map(|received| received.part) {
             Some(Part::ResponseHead(_)) => continued(&mut out, Phase::ResponseHead),
             Some(Part::ResponseBody(_)) => continued(&mut out, Phase::ResponseBody),
-            Some(Part::ResponseTrailers) => trailers(&mut out, Phase::ResponseTrailers),
+            Some(Part::ResponseTrailers) => continued(&mut out, Phase::ResponseTrailers),
             _ => return Ok(Status::InvalidArgument),
         }
         call.send(out)?;

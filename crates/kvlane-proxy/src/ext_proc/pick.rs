@@ -167,10 +167,12 @@ impl Picker {
         if most == 0 {
             return Vec::new();
         }
-        let chosen = lease.endpoint.id;
+        // Sorted, for it is searched for each endpoint while the scheduler is locked.
+        let mut unwanted: Vec<_> = excluded.iter().copied().chain([lease.endpoint.id]).collect();
+        unwanted.sort_unstable();
         let others = pool
             .router
-            .read(|scheduler| scheduler.least_busy(most, |id| id != chosen && !excluded.contains(&id)));
+            .read(|scheduler| scheduler.least_busy(most, |id| unwanted.binary_search(&id).is_err()));
         others.into_iter().filter_map(|id| pool.endpoint(id)).collect()
     }
 }

@@ -45,11 +45,6 @@ pub fn continued(out: &mut Vec<u8>, phase: Phase) {
     frame(out, |message| message.message(phase as u64, |_| {}));
 }
 
-/// Appends the answer to trailers.
-pub fn trailers(out: &mut Vec<u8>, phase: Phase) {
-    continued(out, phase);
-}
-
 /// Appends an answer to a head or a buffered body.
 pub fn mutated(out: &mut Vec<u8>, phase: Phase, mutation: &Mutation<'_>) {
     let Mutation { set, remove, body, clear_route_cache, metadata } = mutation;

@@ -8,7 +8,7 @@ mod answer;
 
 use crate::protobuf::{Field, bytes_of, fields, number_of};
 
-pub use self::answer::{Mutation, Phase, continued, immediate, mutated, streamed_body, trailers};
+pub use self::answer::{Mutation, Phase, continued, immediate, mutated, streamed_body};
 
 /// The path of the method.
 pub const PROCESS_PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
