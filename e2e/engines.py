@@ -175,13 +175,17 @@ class Gateway(Process):
     def __init__(self, servers, policy, *options):
         urls = [server.url for server in servers]
         command = [KVLANE, "serve", "--port", "0", "--prometheus-port", "0", "--policy", policy, *options]
-        super().__init__(f"kvlane-{policy}", [*command, "--worker-urls", *urls])
+        super().__init__(f"kvlane-{policy}", [*command, *self.naming(urls)])
         try:
             self.port, self.admin_port = until("kvlane says where it serves", self._ports)
             until("all workers are ready", lambda: self.healthy() == set(urls))
         except BaseException:
             self.stop()
             raise
+
+    def naming(self, urls):
+        """Options that name the workers."""
+        return ["--worker-urls", *urls]
 
     def _ports(self):
         self.check_alive()

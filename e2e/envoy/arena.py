@@ -23,10 +23,11 @@ READY_S_MAX = 60
 class Upstreams(Process):
     """Engines of `upstream.py`, all in one process."""
 
-    def __init__(self, count=3, addresses=None):
+    def __init__(self, count=3, addresses=None, name="upstream", options=()):
         self.addresses = addresses or [("127.0.0.1", free_port()) for _ in range(count)]
-        super().__init__("upstream", [sys.executable, str(HERE / "upstream.py"), *(f"{h}:{p}" for h, p in self.addresses)])
-        until("the engines listen", lambda: all(map(listens, self.addresses)))
+        super().__init__(name, [sys.executable, str(HERE / "upstream.py"), *options, *(f"{h}:{p}" for h, p in self.addresses)])
+        # They begin in this order. To ask all of many again and again would keep them from it.
+        until("the engines listen", lambda: listens(self.addresses[-1]))
 
     @property
     def urls(self):
@@ -103,7 +104,7 @@ class Envoy(Process):
             return ""
 
     def healthy_pickers(self):
-        return len(re.findall(r"^picker::.*::health_flags::healthy$", self.admin("/clusters"), re.M))
+        return len(re.findall(r"^pickers::.*::health_flags::healthy$", self.admin("/clusters"), re.M))
 
 
 def listens(address):

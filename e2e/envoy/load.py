@@ -54,8 +54,16 @@ class Client:
         reply.end_s = time.monotonic() - due
         return reply
 
+    def _idle(self):
+        """A connection that the server has not closed meanwhile."""
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+
     async def _exchange(self, reply, due, method, path, body, headers):
-        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self._idle() or await asyncio.open_connection("127.0.0.1", self.port)
         try:
             lines = [f"{method} {path} HTTP/1.1", "host: e2e", *(f"{name}: {value}" for name, value in headers.items())]
             if body is not None:

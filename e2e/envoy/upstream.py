@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Engines whose answers say what has reached them: `upstream.py HOST:PORT...` serves each address until it is killed.
+"""Engines whose answers say what has reached them: `upstream.py [--sick] HOST:PORT...` serves each address until it is killed.
 
 A POST is answered with the address it came to, its headers, and the length and the SHA-256 of its body; with `"stream": true` by
 as many server-sent events as its `max_tokens`, `gap_ms` apart. GET /health, /v1/models and /metrics answer as an idle vLLM does.
+With `--sick` before the addresses everything is answered with 503, and each POST is a line of the output.
 Python's own library only.
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import sys
+import time
 
 MODEL = "tiny"
 HEAD_BYTES_MAX = 64 << 10
@@ -45,8 +48,9 @@ def answer(kind, body):
 
 
 def completion(address, headers, body):
-    """What a client finds in `choices` is an answer; what a test wants to know is in `seen`."""
+    """What a client finds in `choices` is an answer; what a test wants to know is in `seen`: `at` in seconds of the machine's clock."""
     seen = {"engine": address, "headers": headers, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    seen["at"] = time.monotonic()
     return json.dumps({
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": MODEL, "seen": seen,
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
@@ -72,7 +76,7 @@ async def event(writer, data):
     await writer.drain()
 
 
-async def serve(reader, writer):
+async def serve(reader, writer, sick=False):
     address = "{}:{}".format(*writer.get_extra_info("sockname")[:2])
     try:
         while True:
@@ -80,7 +84,11 @@ async def serve(reader, writer):
             method, path, _ = head[0].split(" ", 2)
             headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:-2])}
             body = await read_body(reader, headers)
-            if method == "POST":
+            if sick:
+                if method == "POST":
+                    print(method, path, flush=True)
+                writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+            elif method == "POST":
                 wanted = json.loads(body) if body.startswith(b"{") else {}
                 if wanted.get("stream"):
                     await stream(writer, address, wanted)
@@ -102,9 +110,10 @@ async def serve(reader, writer):
 
 
 async def main():
-    for address in sys.argv[1:]:
+    sick = sys.argv[1] == "--sick"
+    for address in sys.argv[1 + sick:]:
         host, port = address.rsplit(":", 1)
-        await asyncio.start_server(serve, host, int(port), limit=HEAD_BYTES_MAX)
+        await asyncio.start_server(functools.partial(serve, sick=sick), host, int(port), limit=HEAD_BYTES_MAX)
     await asyncio.Event().wait()
 
 

@@ -178,8 +178,6 @@ class Cluster:
         """Starts the API server, where it does not run, over the data that is there; waits until it is ready."""
         if not self._alive("kube-apiserver"):
             pki = self.dir / "pki"
-            # The threads of one that was killed may end after the process is a zombie, and with them its socket.
-            until(f"port {self.port} is free", lambda: is_free(self.port))
             self._spawn(
                 "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self.state['etcd']}", f"--secure-port={self.port}",
                 "--bind-address=127.0.0.1", f"--cert-dir={pki}", f"--tls-cert-file={pki}/server.crt",
@@ -215,7 +213,7 @@ class Cluster:
             self._end(name)
         if self.dir.exists():
             # Only what this class has made is removed, not a directory that was named by mistake.
-            for item in ("etcd", "pki", "logs", "accounts"):
+            for item in ("etcd", "pki", "logs", "accounts", "pods"):
                 shutil.rmtree(self.dir / item, ignore_errors=True)
             for item in ("state.json", "kubeconfig"):
                 (self.dir / item).unlink(missing_ok=True)
@@ -281,7 +279,7 @@ class Cluster:
         })
         self.report(name, ip, ready, namespace)
 
-    def report(self, name, ip=None, ready=True, namespace="default"):
+    def report(self, name, ip=None, ready=True, namespace="default", container="engine"):
         """Writes a pod's status: its address and whether it is Ready."""
         ready = "True" if ready and ip else "False"
         status = {
@@ -290,8 +288,8 @@ class Cluster:
         }
         if ip:
             status |= {"podIP": ip, "podIPs": [{"ip": ip}], "hostIP": "10.99.0.1"}
-            container = {"name": "engine", "image": "engine", "imageID": "", "restartCount": 0, "ready": ready == "True"}
-            status["containerStatuses"] = [container | {"state": {"running": {}}}]
+            running = {"name": container, "image": container, "imageID": "", "restartCount": 0, "state": {"running": {}}}
+            status["containerStatuses"] = [running | {"ready": ready == "True"}]
         self.api.merge(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def terminate(self, name, namespace="default"):
@@ -409,9 +407,11 @@ def started(pid):
     """When the process began, in ticks since the machine's start; None when it has ended. A pid alone may be another's by now."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        threads = len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return None
-    if fields[0] == "Z":
+    # A process that is killed is a zombie as soon as its first thread has ended; the last one closes its sockets.
+    if fields[0] == "Z" and threads == 1:
         # A child of ours that has ended stays until it is asked for.
         try:
             os.waitpid(pid, os.WNOHANG)

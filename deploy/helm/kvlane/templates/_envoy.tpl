@@ -217,8 +217,8 @@ static_resources:
         envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
           "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
           explicit_http_config:
-            # A node that vanishes closes nothing: pings find out.
-            http2_protocol_options: {connection_keepalive: {interval: 5s, timeout: 2s}}
+            # A node that vanishes, and a picker that has stopped answering, close nothing: pings find out.
+            http2_protocol_options: {connection_keepalive: {interval: 1s, timeout: 2s}}
       {{- if ne $v.picker.tls.mode "off" }}
       transport_socket:
         name: envoy.transport_sockets.tls
