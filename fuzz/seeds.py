@@ -43,6 +43,8 @@ for path in sorted(captures.rglob("*.jsonl*")):
 
 body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":5}'
 put("body", "chat", body)
+put("body", "transfer", body[:-1] + b',"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,'
+    b'"remote_block_ids":[[1]],"remote_engine_id":"e"},"vllm_xargs":{"kv_transfer_params":"x"},"n":2}')
 event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}\n\ndata: [DONE]\n\n'
 put("sse", "stream", b"\x20" + event + usage)

@@ -31,12 +31,16 @@ class Vllm(Engine):
                 "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 # What `tcp://*:0` is bound to.
                 "VLLM_HOST_IP": "127.0.0.1",
-            },
+            } | self.environment(),
         )
 
     def options(self):
         """What this server is started with beside the rest."""
         return []
+
+    def environment(self):
+        """The same for its environment."""
+        return {}
 
     def running(self):
         return metrics(self.port)["vllm:num_requests_running"]

@@ -27,7 +27,9 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = serde_saphyr::from_str::<Matrix>(text);
         }
         5 => {
-            let Ok(matrix) = serde_saphyr::from_str::<kvlane_lab::matrix::routers::Matrix>(text) else { return };
+            let Ok(matrix) = serde_saphyr::from_str::<kvlane_lab::matrix::routers::Matrix>(text) else {
+                return;
+            };
             if matrix.check().is_ok() {
                 let _ = matrix.order();
             }

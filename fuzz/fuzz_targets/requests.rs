@@ -2,8 +2,8 @@
 #![no_main]
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use kvlane_http::address::Address;
 use kvlane_gateway::testing::parsers;
+use kvlane_http::address::Address;
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: [&str; 10] = [

@@ -45,7 +45,9 @@ fuzz_target!(|bytes: &[u8]| {
     let means = EngineCapabilities { continues_messages: choice & 1 == 0, context_tokens: Some(100) };
     for stream in [next(), next()] {
         match transcript.resume(means) {
-            Ok(Next::Ask { body, .. }) => drop(serde_json::from_slice::<serde_json::Value>(&body).expect("JSON")),
+            Ok(Next::Ask { body, .. }) => {
+                drop(serde_json::from_slice::<serde_json::Value>(&body).expect("JSON"))
+            }
             Ok(Next::Close(end)) => return assert!(end.is_empty() || end.ends_with(b"\n\n")),
             Err(_) => return,
         }

@@ -131,6 +131,10 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
                 "reason_text": receipt.placement.reason.text(),
                 "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),
+                "prefill": receipt.placement.prefill.map(|leg| json!({
+                    "worker": name(leg.endpoint), "overlap_tokens": leg.overlap_tokens,
+                    "knowledge": leg.knowledge.name(), "feed": leg.feed.name(),
+                })),
                 "candidates": rows, "candidates_left_out": left_out,
             })
         })

@@ -70,6 +70,8 @@ pub struct Controller {
     upstreams: Arc<Connections>,
     /// Held while endpoints or the snapshot change.
     changes: Mutex<()>,
+    /// A worker has been registered whose names are not listed yet. Changed under the lock of `changes`.
+    unlisted: AtomicBool,
     /// The workers that each source of discovery has named.
     discovered: Mutex<Discovered>,
     /// A worker has left, or the networks in which workers may be have changed.
@@ -137,6 +139,7 @@ impl Controller {
             allowed: Arc::new(ArcSwap::new(allowed)),
             upstreams,
             changes: Mutex::default(),
+            unlisted: AtomicBool::new(false),
             discovered: Mutex::default(),
             departures: watch::Sender::default(),
             first_probes: Semaphore::new(FIRST_PROBES_MAX),
@@ -209,12 +212,13 @@ impl Controller {
     /// Says once that there are workers that get no requests of their own.
     fn note_role(&self, worker: &Worker) {
         let role = worker.spec.role;
-        if !role.serves_requests() && !self.helpers_noted.swap(true, Ordering::Relaxed) {
+        let is_used = self.fleet.settings().disaggregation.uses(role);
+        if !is_used && !self.helpers_noted.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 worker = %worker.url,
                 role = role.name(),
-                "workers with the role prefill or encode are probed and shown, but get no requests: prefill and \
-                 decode are not split over workers"
+                "workers with this role are probed and shown, but get no requests: a prefill worker needs \
+                 disaggregation.connector (--kv-connector), and encoders are not used"
             );
         }
     }
@@ -415,7 +419,8 @@ impl Controller {
         };
         let page = std::str::from_utf8(&page).unwrap_or_default();
         let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
-        let is_missing = worker.spec.role.serves_requests() && self.endpoints_of(worker.id).is_empty();
+        let is_missing = self.fleet.settings().disaggregation.uses(worker.spec.role)
+            && self.endpoints_of(worker.id).is_empty();
         if is_missing || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
@@ -432,6 +437,8 @@ impl Controller {
                     self.register(worker, names, ranks, &turn);
                 }
             }
+            // Before it gets requests: they come under its names.
+            self.list_names().await;
             self.restore_index(worker).await;
         }
         let caches = prefix_caches(page);

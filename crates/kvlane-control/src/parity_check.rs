@@ -235,6 +235,9 @@ pub async fn check(
 /// changes or loses a member. A worker that is `joining` counts as a member although it is not registered yet, so that
 /// its parity is set before its KV event feeds are opened. Callers hold the fleet's lock.
 pub fn compare_members(fleet: &Fleet, joining: Option<WorkerId>) {
+    if joining.is_some_and(|worker| joins_in_agreement(fleet, worker)) {
+        return;
+    }
     let workers: Vec<Arc<Worker>> = fleet.workers().values().cloned().collect();
     let seated: HashSet<WorkerId> =
         fleet.snapshot().endpoints().map(|(_, endpoint)| endpoint.worker.id).collect();
@@ -249,15 +252,48 @@ pub fn compare_members(fleet: &Fleet, joining: Option<WorkerId>) {
     let said: Vec<(&str, &Compared)> =
         members.iter().map(|(worker, compared)| (&*worker.url, &**compared)).collect();
     for ((worker, compared), agreement) in members.iter().zip(agreements(&said)) {
-        let parity = agreement.and(compared.with_us.clone());
-        let before = std::mem::replace(&mut worker.state().parity, parity.clone());
-        if before != parity {
-            tell(worker, &parity);
-            // The KV events of an engine that counts differently are not used.
-            for (_, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
-                if let Some(feed) = &endpoint.feed {
-                    feed.set_parity(worker.parity());
-                }
+        set_parity(fleet, worker, agreement.and(compared.with_us.clone()));
+    }
+}
+
+/// Sets the parity of a worker that joins and said the same as a member that agrees with the majority. Returns whether
+/// it did: then the majorities are larger than before and otherwise the same, so the parity of no other member changes.
+/// This keeps the time in which many workers join in proportion to their number.
+fn joins_in_agreement(fleet: &Fleet, joining: WorkerId) -> bool {
+    let table = fleet.snapshot();
+    let is_member = |worker: WorkerId| table.pools.iter().any(|pool| !pool.endpoints_of(worker).is_empty());
+    if is_member(joining) {
+        // What it said before counts until now.
+        return false;
+    }
+    let (worker, own) = {
+        let workers = fleet.workers();
+        let Some(worker) = workers.get(&joining).cloned() else { return false };
+        let Some(own) = worker.state().compared.clone() else { return false };
+        let agrees = |other: &Arc<Worker>| {
+            let state = other.state();
+            let said = state.compared.as_ref();
+            let is_same =
+                said.is_some_and(|said| said.models == own.models && said.block_tokens == own.block_tokens);
+            is_same && !state.parity.is_mismatch()
+        };
+        if !workers.values().any(|other| other.id != joining && agrees(other) && is_member(other.id)) {
+            return false;
+        }
+        (worker, own)
+    };
+    set_parity(fleet, &worker, own.with_us.clone());
+    true
+}
+
+fn set_parity(fleet: &Fleet, worker: &Worker, parity: Parity) {
+    let before = std::mem::replace(&mut worker.state().parity, parity.clone());
+    if before != parity {
+        tell(worker, &parity);
+        // The KV events of an engine that counts differently are not used.
+        for (_, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
+            if let Some(feed) = &endpoint.feed {
+                feed.set_parity(worker.parity());
             }
         }
     }
@@ -488,6 +524,12 @@ pub fn estimated(api: Api, body: &[u8]) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_fleet::clock::Clock;
+    use kvlane_fleet::settings::Settings;
+    use kvlane_fleet::tokenize::{Tokenizers, Tokens};
+    use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_fleet::worker::{Origin, Rank};
+
     use super::*;
 
     #[test]
@@ -534,6 +576,52 @@ mod tests {
         assert_eq!(mismatched(&[("a", &longer), ("b", &small), ("c", &small)]), [true, false, false]);
         let silent = Compared { block_tokens: None, ..said(16, 4096) };
         assert_eq!(mismatched(&[("a", &silent), ("b", &large)]), [false, false]);
+    }
+
+    /// A fleet whose workers join the pool of `m` after they were compared, in the order of `said`: after each, the parity
+    /// of all must be what a comparison of all with all says.
+    fn join_in_turn(said: &[Compared]) {
+        let (drained, _) = tokio::sync::mpsc::unbounded_channel();
+        let tokenizers = Tokenizers::start(&Tokens::default(), &Default::default()).expect("threads");
+        let clock = Clock::start(1.0);
+        let fleet = Fleet::new(Settings::default(), Arc::default(), clock, tokenizers, drained);
+        let pool = Arc::new(fleet.new_pool("m"));
+        fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
+        let mut workers: Vec<Arc<Worker>> = Vec::new();
+        for (n, compared) in said.iter().enumerate() {
+            let id = fleet.next_worker_id();
+            let spec = WorkerSpec::new(format!("http://h{n}"));
+            let worker = Arc::new(Worker::new(id, &spec, Origin::Config, None).expect("a good URL"));
+            worker.state().compared = Some(Arc::new(compared.clone()));
+            fleet.workers().insert(id, Arc::clone(&worker));
+            compare_members(&fleet, Some(id));
+            pool.join(&worker, Rank { number: 0, source: None }, false, None, Default::default())
+                .expect("room");
+            workers.push(worker);
+            let members: Vec<(&str, &Compared)> =
+                workers.iter().zip(said).map(|(worker, said)| (&*worker.url, said)).collect();
+            let expect = agreements(&members).into_iter().zip(said);
+            let expect: Vec<Parity> = expect.map(|(parity, said)| parity.and(said.with_us.clone())).collect();
+            let parities: Vec<Parity> = workers.iter().map(|worker| worker.parity()).collect();
+            assert_eq!(parities, expect, "after {} of {said:?}", n + 1);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_joins_changes_the_parity_that_a_comparison_of_all_would_change() {
+        let (small, large, silent) = (said(16, 4096), said(32, 4096), said(16, 8192));
+        let open = Compared { with_us: Parity::Unverified("no /tokenize".into()), ..small.clone() };
+        let wrong = Compared { with_us: Parity::Mismatch("other ids".into()), ..small.clone() };
+        let kinds = [&small, &large, &silent, &open, &wrong];
+        // All orders of four joins of these kinds.
+        for mut n in 0..kinds.len().pow(4) {
+            let mut order = Vec::new();
+            for _ in 0..4 {
+                order.push(kinds[n % kinds.len()].clone());
+                n /= kinds.len();
+            }
+            join_in_turn(&order);
+        }
     }
 
     #[test]

@@ -109,6 +109,7 @@ fn pick(criterion: &mut Criterion) {
                 prefill_tokens: rng.below(20_000) as u64,
                 prefill_pairs: rng.below(100_000_000) as u64,
                 context_tokens: u64::from(requests) * 8000,
+                ..InFlight::default()
             };
             let reported = LoadReport {
                 running: requests,

@@ -10,7 +10,7 @@ use crate::policy::{Candidate, Reason};
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
-/// The endpoint chosen for a request.
+/// The endpoint chosen for a request, and the one that computes its prompt if that is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The endpoint.
@@ -22,6 +22,24 @@ pub struct Placement {
     /// How the overlap is known.
     pub knowledge: Knowledge,
     /// The state of the endpoint's KV event feed.
+    pub feed: Feed,
+    /// Where the prompt is computed, if not at `endpoint`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillLeg>,
+}
+
+/// The first leg of a split placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefillLeg {
+    /// The id under which it is in flight.
+    pub id: RequestId,
+    /// The endpoint that computes the prompt.
+    pub endpoint: EndpointId,
+    /// Leading prompt tokens that it is expected to hold.
+    pub overlap_tokens: u32,
+    /// How the overlap is known.
+    pub knowledge: Knowledge,
+    /// The state of its KV event feed.
     pub feed: Feed,
 }
 

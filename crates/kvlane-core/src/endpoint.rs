@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::breaker::Breaker;
 use crate::busy::Busy;
 use crate::cache_accuracy::CacheAccuracy;
+use crate::disaggregation::Part;
 use crate::load::{InFlight, Load, LoadReport};
 use crate::rates::Pace;
 use crate::time::Nanos;
@@ -62,6 +63,8 @@ pub struct Endpoint {
     pub healthy: bool,
     /// It accepts no new requests and leaves when its last request is over.
     pub draining: bool,
+    /// Its part in disaggregated serving.
+    pub part: Part,
     /// Its load.
     pub load: Load,
     /// The state of its KV event feed, and the accuracy of predictions about its cache.
@@ -137,6 +140,7 @@ impl Pool {
             name,
             healthy: true,
             draining: false,
+            part: Part::default(),
             load: Load::default(),
             cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),

@@ -15,6 +15,7 @@ pub mod cache_accuracy;
 pub mod config;
 mod decaying_counter;
 pub mod decision;
+pub mod disaggregation;
 pub mod endpoint;
 pub mod event;
 pub mod forecast;

@@ -65,6 +65,8 @@ pub struct Exceeded {
 #[must_use = "a request in flight counts until it is settled"]
 pub struct Permit {
     key: u64,
+    /// What it was charged.
+    requests: u64,
     tokens: u64,
     /// When its charge will have refilled, without correction.
     requests_back: Nanos,
@@ -151,7 +153,7 @@ impl Limiter {
     /// # Errors
     /// The limit it exceeds; the request then uses nothing. If it exceeds several, the one with the longest wait.
     pub fn admit(&mut self, now: Nanos, key: u64, tokens: u64) -> Result<Permit, Exceeded> {
-        let Config { requests_per_minute, tokens_per_minute, concurrent_requests, .. } = self.config;
+        let Config { requests_per_minute, tokens_per_minute, .. } = self.config;
         let used = self.keys.get(&key).copied().unwrap_or_default();
         let waits = [
             (Kind::Tokens, wait(now, used.tokens_back, tokens, tokens_per_minute)),
@@ -162,13 +164,28 @@ impl Limiter {
         if retry_after > Nanos::ZERO {
             return Err(Exceeded { kind, retry_after });
         }
+        self.enter(now, key, 1, tokens)
+    }
+
+    /// Admits a request that waits and may never be sent: it counts as in flight and is not charged to the rates.
+    ///
+    /// # Errors
+    /// As many of the key's requests are in flight as may.
+    pub fn hold(&mut self, now: Nanos, key: u64) -> Result<Permit, Exceeded> {
+        self.enter(now, key, 0, 0)
+    }
+
+    fn enter(&mut self, now: Nanos, key: u64, requests: u64, tokens: u64) -> Result<Permit, Exceeded> {
+        let Config { requests_per_minute, tokens_per_minute, concurrent_requests, .. } = self.config;
+        let used = self.keys.get(&key).copied().unwrap_or_default();
         if concurrent_requests > 0 && used.in_flight >= concurrent_requests {
             return Err(Exceeded { kind: Kind::Concurrency, retry_after: Nanos::ZERO });
         }
         let permit = Permit {
             key,
+            requests,
             tokens,
-            requests_back: used.requests_back.max(now) + span(1, requests_per_minute),
+            requests_back: used.requests_back.max(now) + span(requests, requests_per_minute),
             tokens_back: used.tokens_back.max(now) + span(tokens, tokens_per_minute),
         };
         let Permit { requests_back, tokens_back, .. } = permit;
@@ -192,7 +209,7 @@ impl Limiter {
 
     /// An admitted request is not sent, because another limit rejects it. Its charge is returned.
     pub fn cancel(&mut self, now: Nanos, permit: Permit) {
-        let requests = span(1, self.config.requests_per_minute);
+        let requests = span(permit.requests, self.config.requests_per_minute);
         if let Some(used) = self.keys.get_mut(&permit.key) {
             give_back(now, &mut used.requests_back, permit.requests_back, requests);
         }
@@ -283,6 +300,28 @@ mod tests {
             concurrent_requests,
             ..Config::default()
         })
+    }
+
+    #[test]
+    fn a_request_that_waits_counts_as_in_flight_and_is_charged_to_no_rate() {
+        let mut limiter = limiter(2, 60, 2);
+        let (one, two) = (limiter.hold(Nanos::ZERO, 1), limiter.hold(Nanos::ZERO, 1));
+        assert_eq!(refused(limiter.hold(Nanos::ZERO, 1)), (Kind::Concurrency, Nanos::ZERO));
+        assert_eq!(refused(limiter.admit(Nanos::ZERO, 1, 1)), (Kind::Concurrency, Nanos::ZERO));
+        assert!(limiter.hold(Nanos::ZERO, 2).is_ok(), "another key has its own limit");
+        let all = limiter.standing(Nanos::ZERO, 1);
+        assert_eq!((all.requests_left, all.tokens_left, all.in_flight), (Some(2), Some(60), 2));
+        limiter.cancel(Nanos::ZERO, one.expect("room for two"));
+        let sent = limiter.admit(Nanos::ZERO, 1, 10).expect("room for it");
+        limiter.cancel(Nanos::ZERO, two.expect("room for two"));
+        let left = limiter.standing(Nanos::ZERO, 1);
+        assert_eq!(
+            (left.requests_left, left.tokens_left, left.in_flight),
+            (Some(1), Some(50), 1),
+            "what was not charged is not returned"
+        );
+        limiter.settle(Nanos::ZERO, sent, 10);
+        assert_eq!(limiter.standing(Nanos::ZERO, 1).in_flight, 0);
     }
 
     fn refused(result: Result<Permit, Exceeded>) -> (Kind, Nanos) {

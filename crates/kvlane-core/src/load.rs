@@ -9,9 +9,12 @@ use crate::time::Nanos;
 pub struct InFlight {
     /// Requests in flight.
     pub requests: u32,
-    /// Those whose first token has not arrived.
+    /// Those whose first token has not arrived, and whose prompt is computed here.
     #[serde(default)]
     pub prefilling: u32,
+    /// Those that neither prefill nor decode here at the moment: another endpoint computes their KV blocks, or fetches them.
+    #[serde(default)]
+    pub moving: u32,
     /// Uncached prompt tokens, by prediction, of requests whose first token has not arrived.
     pub prefill_tokens: u64,
     /// Query-key pairs of those tokens: each pairs with itself and every token before it, cached or not.
@@ -19,6 +22,15 @@ pub struct InFlight {
     pub prefill_pairs: u64,
     /// Prompt tokens of all requests in flight plus their output tokens so far.
     pub context_tokens: u64,
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    /// Requests in flight that have their prompt computed: the sequences of a decode step.
+    pub fn decoding(&self) -> u32 {
+        self.requests.saturating_sub(self.prefilling).saturating_sub(self.moving)
+    }
 }
 
 /// An engine's load report.

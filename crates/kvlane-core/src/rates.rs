@@ -42,7 +42,7 @@ pub struct Pace {
 /// Tracks the median of its samples. An outlier, from a full engine or a network stall, moves it no more than any other
 /// sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Factor {
+pub(crate) struct Factor {
     value: f64,
     samples: u32,
 }
@@ -123,7 +123,7 @@ impl Rates {
 
     /// Seconds of a decode step with the work that is in flight now.
     pub fn shown_step_s(&self, in_flight: &InFlight) -> f64 {
-        self.decode_step_s(in_flight.requests.saturating_sub(in_flight.prefilling), in_flight.context_tokens)
+        self.decode_step_s(in_flight.decoding(), in_flight.context_tokens)
     }
 }
 
@@ -136,7 +136,7 @@ impl Default for Factor {
 }
 
 impl Factor {
-    fn see(&mut self, sample: f64) {
+    pub(crate) fn see(&mut self, sample: f64) {
         if !(sample > 0.0 && sample.is_finite()) {
             return;
         }
@@ -152,7 +152,7 @@ impl Factor {
     }
 
     /// The factor; the pool's if there are no samples or the difference is within noise.
-    fn or(&self, pool: &Self) -> f64 {
+    pub(crate) fn or(&self, pool: &Self) -> f64 {
         let ratio = self.value / pool.value;
         if self.samples == 0 || (1.0 / ALIKE..ALIKE).contains(&ratio) { pool.value } else { self.value }
     }

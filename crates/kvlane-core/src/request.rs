@@ -81,6 +81,9 @@ pub struct SchedulingRequest {
     /// the first copy's endpoint is among `excluded`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hedge: Option<Nanos>,
+    /// The id of its prefill leg, if the request may be split between two endpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leg: Option<RequestId>,
     /// The first block of its prompt, for policies that hash prompts. [`crate::router::Router::arrive`] sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
@@ -127,6 +130,7 @@ impl SchedulingRequest {
             output_tokens_max: None,
             whole_answer: false,
             hedge: None,
+            leg: None,
             head: None,
             slo: Slo::default(),
             name: None,

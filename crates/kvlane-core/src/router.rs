@@ -4,6 +4,9 @@
 //! before; the lookup takes only a shared lock on the index; selection and reservation hold the scheduler's lock for
 //! arithmetic only. The gateway and the simulator call the same methods.
 
+#[cfg(test)]
+mod locks;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -13,7 +16,7 @@ use hashbrown::HashMap;
 use crate::abort_on_panic::AbortOnPanicGuard;
 use crate::block::BlockHash;
 use crate::cache_accuracy::{Feed, Prediction};
-use crate::decision::Placement;
+use crate::decision::{Placement, PrefillLeg};
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent};
 use crate::index::Overlap;
@@ -45,6 +48,7 @@ pub struct Router {
     index: RwLock<ApproxIndex>,
     exact: Option<Exact>,
     may_wait: AtomicBool,
+    may_split: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -59,6 +63,8 @@ struct State {
     tape: Option<Recorder>,
     /// Prompts of queued requests, looked up again when their turn comes.
     prompts: HashMap<RequestId, Prompt, FixedState>,
+    /// Prompts on their way from one endpoint to another, and the latter.
+    moving: HashMap<RequestId, (Arc<[BlockHash]>, EndpointId), FixedState>,
 }
 
 /// The prompt of a queued request.
@@ -117,10 +123,12 @@ impl Router {
                 speculation: RwLock::new(Speculation::new()),
             }),
             may_wait: AtomicBool::new(config.scheduler.queue_size > 0),
+            may_split: AtomicBool::new(false),
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config.scheduler),
                 tape,
                 prompts: HashMap::default(),
+                moving: HashMap::default(),
             }),
         }
     }
@@ -279,7 +287,7 @@ impl Router {
             if state.scheduler.waits(id) {
                 state.prompts.insert(id, Prompt { chain: chain.into(), tokens });
             }
-            dispatched(&out[first..], id)
+            state.dispatched(&out[first..], id, chain)
         });
         if let Some(placement) = placed {
             self.note_placement(now, id, chain, reusable, placement, scratch);
@@ -299,6 +307,10 @@ impl Router {
         let may_wait = state.scheduler.may_wait();
         if self.may_wait.load(Ordering::Relaxed) != may_wait {
             self.may_wait.store(may_wait, Ordering::Relaxed);
+        }
+        let may_split = state.scheduler.has_pairs();
+        if self.may_split.load(Ordering::Relaxed) != may_split {
+            self.may_split.store(may_split, Ordering::Relaxed);
         }
         drop(state);
         if out.len() > first {
@@ -322,8 +334,9 @@ impl Router {
             let mut state = AbortOnPanicGuard::of(self.state());
             let before = out.len();
             state.step(now, Input::Refreshed { request: id, overlap }, out);
+            let placed = state.dispatched(&out[before..], id, &chain);
             drop(state);
-            if let Some(placement) = dispatched(&out[before..], id) {
+            if let Some(placement) = placed {
                 self.note_placement(now, id, &chain, reusable, placement, scratch);
             }
         }
@@ -374,7 +387,11 @@ impl Router {
         placement: Placement,
         scratch: &Scratch,
     ) {
-        let Placement { endpoint, feed, .. } = placement;
+        // The blocks are where the prompt is computed; elsewhere they are when they have arrived.
+        let (request, endpoint, feed) = match placement.prefill {
+            Some(PrefillLeg { id, endpoint, feed, .. }) => (id, endpoint, feed),
+            None => (request, placement.endpoint, placement.feed),
+        };
         // An endpoint without a feed reports nothing; only dispatches count there.
         let told = feed == Feed::Absent
             || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
@@ -404,20 +421,35 @@ impl Router {
         if first {
             self.note_computed(now, request);
         }
-        self.with_state(now, out, |state, out| {
+        let arrived = self.with_state(now, out, |state, out| {
+            let arrived = first.then(|| state.moving.remove(&request)).flatten();
             if first {
                 state.step(now, Input::FirstToken { request }, out);
             }
             if tokens > 0 {
                 state.step(now, Input::Tokens { request, count: tokens }, out);
             }
+            arrived
         });
+        self.note_arrived(now, request, arrived);
     }
 
     /// A non-streamed answer arrived or began to arrive.
     pub fn begin(&self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         self.note_computed(now, request);
-        self.with_state(now, out, |state, out| state.step(now, Input::Begun { request }, out));
+        let arrived = self.with_state(now, out, |state, out| {
+            state.step(now, Input::Begun { request }, out);
+            state.moving.remove(&request)
+        });
+        self.note_arrived(now, request, arrived);
+    }
+
+    /// The blocks of a split request have arrived where it is decoded.
+    fn note_arrived(&self, now: Nanos, request: RequestId, moved: Option<(Arc<[BlockHash]>, EndpointId)>) {
+        if let Some((chain, endpoint)) = moved {
+            // Its events, if it has a feed, come with the transfer.
+            self.note_dispatch(now, request, &chain, endpoint, true);
+        }
     }
 
     /// A request's prompt is computed. Most requests hit the cache and await no event: those write nothing.
@@ -456,6 +488,11 @@ impl Router {
     /// request may wait although the result was false.
     pub fn may_wait(&self) -> bool {
         self.may_wait.load(Ordering::Relaxed)
+    }
+
+    /// Whether two of its endpoints can share a request, read without a lock.
+    pub fn may_split(&self) -> bool {
+        self.may_split.load(Ordering::Relaxed)
     }
 
     /// Reads the scheduler's state under its lock; `read` must be short.
@@ -528,14 +565,6 @@ fn reusable(chain: &[BlockHash], prompt_tokens: u32, block_tokens: u32) -> &[Blo
     &chain[..chain.len().min(blocks_max as usize)]
 }
 
-/// The placement of a request, if it is among the outputs.
-fn dispatched(outputs: &[Output], id: RequestId) -> Option<Placement> {
-    outputs.iter().find_map(|output| match output {
-        Output::Dispatch { request, placement } if *request == id => Some(*placement),
-        _ => None,
-    })
-}
-
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     #[cfg(test)]
     locks::note(locks::Kind::Shared);
@@ -551,13 +580,27 @@ fn write<T>(lock: &RwLock<T>) -> AbortOnPanicGuard<RwLockWriteGuard<'_, T>> {
 // === impl State ===
 
 impl State {
+    /// The placement of a request, if it is among the outputs. The prompt of a split one is kept until its blocks have
+    /// arrived.
+    fn dispatched(&mut self, outputs: &[Output], id: RequestId, chain: &[BlockHash]) -> Option<Placement> {
+        let placement = outputs.iter().find_map(|output| match output {
+            Output::Dispatch { request, placement } if *request == id => Some(*placement),
+            _ => None,
+        })?;
+        if placement.prefill.is_some() {
+            self.moving.insert(id, (chain.into(), placement.endpoint));
+        }
+        Some(placement)
+    }
+
     fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let Some(tape) = &mut self.tape {
             tape.record_input(now, &input, &self.scheduler);
         }
         let first = out.len();
-        if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
+        if let Input::Finished { request } = &input {
             self.prompts.remove(request);
+            self.moving.remove(request);
         }
         self.scheduler.step(now, input, out);
         if let Some(tape) = &mut self.tape {
@@ -571,42 +614,12 @@ impl State {
     }
 }
 
-/// Counts the acquisitions of a thread's locks.
-#[cfg(test)]
-mod locks {
-    use std::cell::Cell;
-
-    /// Of the scheduler's mutex, and of the locks of the indexes.
-    #[derive(Clone, Copy)]
-    pub(super) enum Kind {
-        Scheduler,
-        Shared,
-        Exclusive,
-    }
-
-    thread_local! {
-        static COUNTS: Cell<[u32; 3]> = const { Cell::new([0; 3]) };
-    }
-
-    pub(super) fn note(kind: Kind) {
-        let mut counts = COUNTS.get();
-        counts[kind as usize] += 1;
-        COUNTS.set(counts);
-    }
-
-    /// Those of `work`: scheduler, shared, exclusive.
-    pub(super) fn during(work: impl FnOnce()) -> [u32; 3] {
-        COUNTS.set([0; 3]);
-        work();
-        COUNTS.get()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::block::ChainSeed;
     use crate::cache_accuracy::ReportedReuse;
+    use crate::disaggregation::{Part, Role};
     use crate::event::{StoredBlock, Tier};
     use crate::policy::PolicyConfig;
 
@@ -682,6 +695,41 @@ mod tests {
         assert_eq!(predicted_after_dispatch(Feed::Absent), [0, 0]);
     }
 
+    /// Invariant: The blocks of a split request count at the endpoint that computes them from its placement on, and at the
+    /// one that decodes from when they have arrived.
+    ///
+    /// The proxy of the study "elastic P/D" never counted them at the latter (its bug 6): later turns were placed as if
+    /// their conversation were cached nowhere.
+    #[test]
+    fn the_blocks_of_a_split_request_count_where_they_have_arrived() {
+        let (router, prefill, chain) = one_endpoint(Feed::Absent);
+        let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+        let decode = router.join(Nanos(1), "d".into(), true, false, &mut out).expect("room");
+        for (endpoint, role) in [(prefill, Role::Prefill), (decode, Role::Decode)] {
+            let part = Part { role, network: Some(1), serves_alone: false };
+            router.step(Nanos(1), Input::Assigned { endpoint, part }, &mut out);
+        }
+        let mut arrive = |n: u64, out: &mut Vec<Output>| {
+            let leg = Some(RequestId(100 + n));
+            let request = SchedulingRequest { leg, ..SchedulingRequest::new(RequestId(n), 17) };
+            router.arrive(Nanos(2 + n), request, &chain, &mut scratch, out);
+            match out.last() {
+                Some(Output::Dispatch { placement, .. }) => {
+                    (placement.prefill.expect("split").overlap_tokens, placement.overlap_tokens)
+                }
+                _ => panic!("not placed"),
+            }
+        };
+        assert_eq!(arrive(0, &mut out), (0, 0));
+        assert_eq!(arrive(1, &mut out), (16, 0), "computed at one");
+        router.begin(Nanos(9), RequestId(100), &mut out);
+        assert_eq!(arrive(2, &mut out), (16, 0), "on their way");
+        router.progress(Nanos(10), RequestId(0), true, 0, &mut out);
+        assert_eq!(arrive(3, &mut out), (16, 16), "arrived");
+        (0..4).for_each(|n| router.step(Nanos(20), Input::Finished { request: RequestId(n) }, &mut out));
+        assert!(router.state().moving.is_empty());
+    }
+
     /// A router of three endpoints with an in-flight limit of one, and a prompt's blocks.
     fn narrow() -> (Router, Vec<BlockHash>) {
         let scheduler = scheduler::Config {
@@ -718,8 +766,14 @@ mod tests {
         for n in 0..2 {
             router.step(Nanos(10 + n), Input::Finished { request: RequestId(n) }, &mut out);
         }
-        let placed =
-            |n| dispatched(&out, RequestId(n)).map(|placed| (placed.endpoint, placed.overlap_tokens));
+        let placed = |n| {
+            out.iter().find_map(|output| match output {
+                Output::Dispatch { request: RequestId(id), placement } if *id == n => {
+                    Some((placement.endpoint, placement.overlap_tokens))
+                }
+                _ => None,
+            })
+        };
         assert_eq!((placed(1), placed(2)), (Some((elsewhere, 64)), Some((elsewhere, 64))));
         assert!(
             out.iter().all(|output| !matches!(output, Output::Refresh { .. })),

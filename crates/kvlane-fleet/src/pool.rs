@@ -11,6 +11,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::{Feed, KnowledgeChange};
+use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::policy::Reason;
 use kvlane_core::request::{RequestId, SchedulingRequest};
@@ -138,6 +139,7 @@ impl ModelPool {
         rank: Rank,
         several: bool,
         feed: Option<Arc<EventFeed>>,
+        part: Part,
     ) -> Option<Arc<PoolEndpoint>> {
         let id = self.router.read(|scheduler| scheduler.pool().next_id())?;
         let number = several.then_some(rank.number);
@@ -152,7 +154,13 @@ impl ModelPool {
         // It is listed before the router knows it, because a request placed there looks it up.
         self.list(id, Some(Arc::clone(&endpoint)));
         let name = Arc::clone(&endpoint.name);
-        let joined = self.tell(|router, now, out| router.join(now, name, healthy, draining, out));
+        let joined = self.tell(|router, now, out| {
+            let joined = router.join(now, name, healthy, draining, out);
+            if part != Part::default() {
+                router.step(now, Input::Assigned { endpoint: id, part }, out);
+            }
+            joined
+        });
         assert_eq!(joined, Some(id), "the caller holds the fleet's lock");
         Some(endpoint)
     }

@@ -106,7 +106,9 @@ fn some_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Poli
     name_or_config(deserializer).map(Some)
 }
 
-fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
+pub(crate) fn policy_or_none<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<PolicyConfig>, D::Error> {
     #[derive(Deserialize)]
     struct Said(#[serde(deserialize_with = "name_or_config")] PolicyConfig);
 

@@ -5,6 +5,7 @@ use kvlane_core::index::{approx, exact};
 use kvlane_core::{breaker, budget, router, scheduler};
 use kvlane_http::connections::ConnectionsConfig;
 
+use crate::disaggregation::Disaggregation;
 use crate::feed::config::KvEvents;
 use crate::readiness::Bounds;
 use crate::routing::{Breaker, Routing};
@@ -18,6 +19,8 @@ pub struct Settings {
     pub routing: Routing,
     /// The timing models that `routing` names.
     pub timings: Timings,
+    /// `disaggregation`.
+    pub disaggregation: Disaggregation,
     /// `breaker`.
     pub breaker: Breaker,
     /// `retry.budget`.
@@ -39,11 +42,13 @@ pub struct Settings {
 impl Settings {
     /// The configuration of the router of `model`'s pool.
     pub fn router(&self, model: &str) -> router::Config {
-        let Self { routing, breaker, kv_events, .. } = self;
+        let Self { routing, disaggregation, breaker, kv_events, .. } = self;
         let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
         router::Config {
             scheduler: scheduler::Config {
                 policy: own.unwrap_or(&routing.policy).clone(),
+                prefill_policy: disaggregation.prefill_policy.clone(),
+                split_tokens_min: disaggregation.split_tokens_min,
                 max_concurrent_requests: routing.max_concurrent_requests,
                 max_requests_per_endpoint: routing.max_requests_per_endpoint,
                 queue_size: routing.queue_size,

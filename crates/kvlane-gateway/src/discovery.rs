@@ -1,19 +1,30 @@
-//! The sources of discovery of a running gateway: started, changed and stopped as the configuration says.
+//! The sources of discovery of a running gateway: started, changed and stopped as the configuration says; and one
+//! question to the sources of a configuration, without a gateway.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use kvlane_control::Controller;
 use kvlane_control::discovery::{dns, file};
 use kvlane_fleet::Fleet;
+use kvlane_fleet::clock::Clock;
 use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
-use kvlane_fleet::discovery::{DNS, FILE, KUBERNETES, Seen, Source};
+use kvlane_fleet::discovery::{DNS, FILE, KUBERNETES, Seen, Source, Targets};
 use kvlane_fleet::panics::persist;
+use kvlane_fleet::timings::Timings;
+use kvlane_fleet::tokenize::{Tokenizers, Tokens};
+use kvlane_fleet::worker::config::WorkerSpec;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
 
 /// The sources, and where they run.
 pub(crate) struct Sources {
@@ -106,6 +117,67 @@ impl Sources {
         let task = self.tasks.spawn_on(work, &self.runtime);
         Running { wanted, stop, task }
     }
+}
+
+/// What a source of a configuration names at one time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The source's name.
+    pub source: &'static str,
+    /// The workers that it names and that are not about to end.
+    pub workers: Vec<WorkerSpec>,
+    /// What cannot be resolved or read, or was left out, and why.
+    pub problems: Vec<String>,
+}
+
+/// Asks each source of a configuration once which workers there are; a Kubernetes API server gets `within` to answer.
+///
+/// # Errors
+/// The threads that a source needs cannot be started.
+pub async fn find_once(config: &Config, within: Duration) -> io::Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for (source, wanted) in wanted(&config.discovery) {
+        let (targets, mut problems) = match wanted {
+            None => continue,
+            Some(Wanted::File(path)) => match file::read(&path) {
+                Ok(targets) => (targets, Vec::new()),
+                Err(problem) => (Targets::default(), vec![format!("{}: {problem}", path.display())]),
+            },
+            Some(Wanted::Dns(urls)) => dns::resolve_once(&urls).await,
+            Some(Wanted::Kubernetes(kubernetes)) => watched_once(config, kubernetes, within).await?,
+        };
+        problems.extend(targets.problems);
+        let stays = targets.workers.into_iter().filter(|target| !target.terminating);
+        found.push(Found { source, workers: stays.map(|target| target.spec).collect(), problems });
+    }
+    Ok(found)
+}
+
+/// What a Kubernetes API server names first.
+async fn watched_once(
+    config: &Config,
+    wanted: Kubernetes,
+    within: Duration,
+) -> io::Result<(Targets, Vec<String>)> {
+    let tokenizers = Tokenizers::start(&Tokens::default(), &BTreeMap::new())?;
+    let (drained, _) = mpsc::unbounded_channel();
+    let settings = config.fleet_settings(Timings::default());
+    let clock = Clock::start(1.0);
+    let fleet = Arc::new(Fleet::new(settings, Arc::default(), clock, tokenizers, drained));
+    let (source, mut seen) = fleet.discovery.source(KUBERNETES, clock);
+    let stop = CancellationToken::new();
+    let targets = tokio::select! {
+        targets = timeout(within, seen.next()) => targets.ok().flatten(),
+        () = kubernetes(wanted, source, Arc::clone(&fleet), stop.clone()) => None,
+    };
+    stop.cancel();
+    let status = seen.status();
+    let problem = match &targets {
+        None => Some(status.problem.unwrap_or_else(|| format!("no answer within {within:?}"))),
+        Some(_) => status.problem,
+    };
+    let targets = targets.map(|targets| Targets::clone(&targets)).unwrap_or_default();
+    Ok((targets, problem.into_iter().collect()))
 }
 
 /// Each source, with what it is asked for.

@@ -6,7 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod config;
-mod discovery;
+pub mod discovery;
 mod relays;
 pub mod reload;
 pub mod serve;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvlane_core::disaggregation::Role;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_fleet::discovery::{KUBERNETES, Target, Targets};
-use kvlane_fleet::worker::config::Role;
 use kvlane_fleet::worker::{Worker, WorkerId};
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, event, eventually, soon};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvlane_gateway::config::{Config, PoolOverride, WorkerSpec};
+use kvlane_gateway::config::{Config, LimitSpec, PoolOverride, WorkerSpec};
 use kvlane_gateway::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, eventually, soon,
 };
@@ -148,6 +148,56 @@ async fn as_many_requests_wait_as_may_be_queued() {
     gateway.metric_becomes(r#"kvlane_shed_total{model="m",reason="queue_full"}"#, 1.0).await;
     drop(waits);
     waiting(&gateway, "m", 0).await;
+    gateway.end().await;
+}
+
+/// Sends a request of a tenant.
+async fn begin_as(gateway: &TestGateway, who: &str) -> Client {
+    let mut client = gateway.client().await;
+    let field = format!("x-llm-d-inference-fairness-id: {who}\r\n");
+    client.request_with("POST", CHAT, &field, &chat("m", "hi")).await;
+    client
+}
+
+/// Invariant: Requests of a client that wait for an endpoint count against its limit of concurrent requests.
+#[tokio::test]
+async fn requests_that_wait_count_as_concurrent_requests_of_their_client() {
+    let mut config = patient();
+    config.limits =
+        vec![LimitSpec { concurrent_requests: 2, requests_per_minute: 3, ..LimitSpec::default() }];
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start_at_speed(config, &[], 0.0).await;
+    let active = r#"kvlane_limit_requests_active{key="*",model="*"}"#;
+    let mut ann = [begin_as(&gateway, "ann").await, begin_as(&gateway, "ann").await];
+    waiting(&gateway, "m", 2).await;
+    gateway.metric_becomes(active, 2.0).await;
+    let refused = begin_as(&gateway, "ann").await.reply().await;
+    assert_eq!((refused.status, refused.error_code()), (429, "rate_limited".into()));
+    let mut bob = begin_as(&gateway, "bob").await;
+    waiting(&gateway, "m", 3).await;
+    // One that leaves makes room.
+    let left = begin_as(&gateway, "cat").await;
+    waiting(&gateway, "m", 4).await;
+    drop(left);
+    waiting(&gateway, "m", 3).await;
+    gateway.metric_becomes(active, 3.0).await;
+
+    add(&gateway, &engine);
+    let calls = [engine.call().await, engine.call().await, engine.call().await];
+    gateway.metric_becomes(active, 3.0).await;
+    let refused = begin_as(&gateway, "ann").await.reply().await;
+    assert_eq!(refused.status, 429, "those that waited are in flight: {refused:?}");
+    for call in calls {
+        call.answer(200, "{}").await;
+    }
+    for client in ann.iter_mut().chain([&mut bob]) {
+        assert_eq!(client.reply().await.status, 200, "it keeps its place when it is placed");
+    }
+    gateway.metric_becomes(active, 0.0).await;
+    let mut third = begin_as(&gateway, "ann").await;
+    assert_eq!(answered(&mut third, &engine).await.status, 200, "a wait is no request of its own");
+    let refused = begin_as(&gateway, "ann").await.reply().await;
+    assert_eq!(refused.status, 429, "three a minute: {refused:?}");
     gateway.end().await;
 }
 

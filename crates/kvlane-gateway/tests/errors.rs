@@ -189,7 +189,12 @@ async fn send_part(call: &mut Call, head: &str, text: &str) {
 async fn a_broken_stream_ends_with_an_error_event_of_its_api() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
-    let body = r#"{"model":"m","stream":true,"max_tokens":9,"prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}]}"#;
+    // Each prompt is another one: a prompt with which several engines broke is tried alone, after a wait.
+    let body = |prompt: &str| {
+        json!({"model": "m", "stream": true, "max_tokens": 9, "prompt": prompt, "input": prompt, "text": prompt,
+            "messages": [{"role": "user", "content": prompt}]})
+        .to_string()
+    };
     type Read = fn(&str) -> String;
     let openai: Read = |event| last_error(event.as_bytes());
     let anthropic: Read = |event| {
@@ -216,7 +221,7 @@ async fn a_broken_stream_ends_with_an_error_event_of_its_api() {
     for (path, read) in paths {
         for (head, reset) in STREAM_HEADS.into_iter().flat_map(|head| [(head, false), (head, true)]) {
             let mut client = gateway.client().await;
-            client.request("POST", path, body).await;
+            client.request("POST", path, &body(&format!("prompt {broken}"))).await;
             let mut call = engine.call().await;
             call.send(head).await;
             send_part(&mut call, head, "data: 1\n\ndata: 2\n\n").await;
@@ -272,7 +277,8 @@ async fn the_client_sees_a_broken_response_that_is_not_an_event_stream() {
     ] {
         for head in STREAM_HEADS {
             let head = head.replace("text/event-stream", kind).replace("500", "500000");
-            let mut client = gateway.begin(chat_stream("m", "hi")).await;
+            // Another prompt each time: one with which several engines broke is tried alone, after a wait.
+            let mut client = gateway.begin(chat_stream("m", &head)).await;
             let mut call = engine.call().await;
             call.send(&head).await;
             send_part(&mut call, &head, text).await;
@@ -291,7 +297,7 @@ async fn broken_chunks_break_the_response() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for chunks in ["5\r\nhelloX", "zz\r\n", "5\r\nhello\r\nffffffffffffffffffff\r\n", "5\nhello"] {
-        let mut client = gateway.begin(chat("m", "hi")).await;
+        let mut client = gateway.begin(chat("m", chunks)).await;
         let mut call = engine.call().await;
         call.send(format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}")).await;
         let seen = client.closed().await;

@@ -88,6 +88,36 @@ async fn readiness_waits_for_the_first_probe_of_each_worker() {
 }
 
 #[tokio::test]
+async fn readiness_waits_for_a_source_that_reports_nothing_until_its_bound_has_passed() {
+    let (engine, files) = (FakeEngine::start("m").await, tempfile::tempdir().expect("a directory"));
+    let mut config = patient();
+    config.discovery.workers_file = Some(files.path().join("absent.yaml"));
+    config.discovery.sync_timeout = Duration::from_secs(3600);
+    let gateway = starting(config, vec![WorkerSpec::new(engine.url())]);
+    waits_only_for(&gateway, "discovery", "file").await;
+    let mut next = Config::clone(&gateway.serving().config());
+    next.discovery.sync_timeout = Duration::from_millis(1);
+    gateway.serving().reload(next).expect("right");
+    is_ready(&gateway).await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_joins_after_the_start_is_not_waited_for() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    b.stop_accepting();
+    let mut config = patient();
+    config.health.timeout = Duration::from_secs(3600);
+    let gateway = starting(config, vec![WorkerSpec::new(a.url())]);
+    is_ready(&gateway).await;
+    gateway.serving().controller.add(&WorkerSpec::new(b.url())).expect("a worker");
+    let (status, told) = readiness(&gateway).await;
+    assert_eq!((status, &told["waits_for"]), (200, &json!([])), "{told}");
+    b.refuse();
+    gateway.shut_down().await;
+}
+
+#[tokio::test]
 async fn without_an_endpoint_only_a_gateway_that_keeps_requests_is_ready() {
     let gateway = starting(config(), Vec::new());
     waits_only_for(&gateway, "endpoint", "").await;

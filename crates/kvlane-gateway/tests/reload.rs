@@ -83,8 +83,9 @@ async fn settings_that_need_a_restart_are_kept_and_named() {
     next.server.max_payload_size = 77;
     next.kv_events.enabled = false;
     next.tokens.threads = 3;
+    next.epp.observe_responses = true;
     let reloaded = gateway.serving().reload(next).expect("right");
-    assert_eq!(reloaded.needs_restart, ["server.port", "server.relay_threads", "kv_events", "tokens"]);
+    assert_eq!(reloaded.needs_restart, ["server.port", "server.relay_threads", "epp", "kv_events", "tokens"]);
     assert_eq!(reloaded.changed, ["server.max_payload_size"]);
     let mut expect = before;
     expect.server.max_payload_size = 77;

@@ -51,11 +51,13 @@ async fn in_the_delay_clients_are_served_and_asked_to_leave() {
     config.server.shutdown_delay = Duration::from_secs(3600);
     let gateway = TestGateway::start(config, &[&engine]).await;
     let (address, metrics) = (gateway.address(), gateway.metrics_address());
+    let (fleet, pool) = (gateway.fleet().clone(), gateway.pool("m"));
+    let tasks = || fleet.runtimes().iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum::<usize>();
+    let idle = tasks();
     let mut kept = gateway.client().await;
     kept.request("GET", "/v1/models", "").await;
     assert_eq!(kept.reply().await.header("connection"), None);
     let (mut client, mut call) = gateway.stream(&engine, "one").await;
-    let (fleet, pool) = (gateway.fleet().clone(), gateway.pool("m"));
     let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
     let stopping = tokio::spawn(gateway.shut_down_or(async { hurried.await.expect("told") }));
     eventually("it stops", || fleet.stopping.load(std::sync::atomic::Ordering::Relaxed)).await;
@@ -78,6 +80,9 @@ async fn in_the_delay_clients_are_served_and_asked_to_leave() {
         assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
         assert_eq!(client.closed().await, b"");
     }
+    // A client sees the end of its connection a moment before its task ends.
+    drop(probe);
+    eventually("no connection is left", || tasks() <= idle).await;
     hurry.send(()).expect("it waits");
     assert_eq!(soon("the end", stopping).await.expect("no panic"), Cut::default());
     assert!(kvlane_gateway::testing::is_zero(&pool));

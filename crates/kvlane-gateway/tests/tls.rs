@@ -317,6 +317,41 @@ async fn a_worker_with_an_untrusted_certificate_gets_no_request() {
     serving.shut_down().await;
 }
 
+/// As the workers that DNS names: their URLs have addresses, and their certificate the name that was resolved.
+#[tokio::test]
+async fn a_certificate_is_checked_against_the_name_that_a_worker_is_said_to_have() {
+    let (authority, files) = (Authority::new("ca"), Files::new());
+    let engines = [FakeEngine::start("m").await, FakeEngine::start("n").await];
+    let own = authority.sign(&["engines.test"], "engine");
+    let mut config = config();
+    config.tls.upstream_ca = Some(files.write("ca.pem", &authority.pem));
+    let mut by_address = Vec::new();
+    for engine in &engines {
+        by_address.push(before(engine, &own, None).await.replace("localhost", "127.0.0.1"));
+    }
+    let called = |url: &str, model: &str, name: Option<&str>| WorkerSpec {
+        model: Some(model.into()),
+        tls_server_name: name.map(str::to_owned),
+        ..WorkerSpec::new(url)
+    };
+    config.workers =
+        vec![called(&by_address[0], "m", Some("engines.test")), called(&by_address[1], "n", None)];
+    let gateway = TestGateway::of(kvlane_gateway::serve::Serving::start(config).expect("it starts"));
+    let worker = |url: &str| gateway.serving().controller.find(url).expect("a worker");
+    eventually("it is healthy", || worker(&by_address[0]).state().healthy).await;
+    gateway.served(&engines[0], chat("m", "hello")).await;
+    eventually("its certificate is seen", || worker(&by_address[1]).state().problem.is_some()).await;
+    let problem = worker(&by_address[1]).state().problem.clone().expect("a problem");
+    assert!(problem.contains("certificate"), "{problem}");
+    gateway.end().await;
+
+    let nameless =
+        WorkerSpec { tls_server_name: Some("not a name".into()), ..WorkerSpec::new("https://10.0.0.1") };
+    let config = Config { workers: vec![nameless], ..kvlane_gateway::testing::config() };
+    let Err(why) = kvlane_gateway::serve::Serving::start(config) else { panic!("it has no such name") };
+    assert!(why.to_string().contains("tls_server_name: 'not a name'"), "{why}");
+}
+
 #[tokio::test]
 async fn workers_that_require_a_certificate_get_the_gateways() {
     let (authority, of_clients, files) = (Authority::new("ca"), Authority::new("clients"), Files::new());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use rustls::pki_types::ServerName;
 
 use crate::address::{Address, worker_name};
 use crate::network::Allowed;
@@ -21,6 +22,8 @@ pub struct Upstream {
     pub url: Arc<str>,
     /// Where it is reached.
     pub address: Address,
+    /// The name in its certificate, if that is not its host.
+    pub tls_server_name: Option<String>,
     /// The value of the `Authorization` header that it gets: `Bearer` and its key.
     authorization: ArcSwapOption<String>,
     /// The networks its address must be in, checked at every connection; none: any address.
@@ -46,7 +49,23 @@ impl Upstream {
         let address = Address::parse(url).and_then(|_| Address::parse(worker_name(url)))?;
         let authorization = ArcSwapOption::from_pointee(key.map(authorization_of).transpose()?);
         let (url, gone) = (worker_name(url).into(), AtomicBool::new(false));
-        Ok(Self { id, url, address, authorization, allowed, gone })
+        Ok(Self { id, url, address, tls_server_name: None, authorization, allowed, gone })
+    }
+
+    /// The same, with a certificate for another name than its host's, such as that of which its address was resolved.
+    ///
+    /// # Errors
+    /// The name is no name of a certificate.
+    pub fn with_tls_server_name(mut self, name: Option<&str>) -> Result<Self, String> {
+        if let Some(name) = name
+            && ServerName::try_from(name).is_err()
+        {
+            return Err(format!(
+                "tls_server_name: '{name}' is not a host name, write the name in the certificate"
+            ));
+        }
+        self.tls_server_name = name.map(str::to_owned);
+        Ok(self)
     }
 
     /// The value of its `Authorization` header.

@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use kvlane_core::disaggregation::Role;
 use kvlane_fleet::discovery::{Target, Targets};
-use kvlane_fleet::worker::config::{Role, WorkerSpec};
+use kvlane_fleet::worker::config::WorkerSpec;
 use tokio::time::Instant;
 
 /// The most problems that are told; the rest are counted.

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use kvlane_fleet::worker::config::{FeedSpec, Role, WorkerSpec};
+use kvlane_core::disaggregation::Role;
+use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
 use tokio::time::Instant;
 
 use crate::assembly::{Engine, Stage};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvlane_fleet::worker::config::Role;
+use kvlane_core::disaggregation::Role;
 use tokio::time::Instant;
 
 use crate::assembly::{Engine, Stage};

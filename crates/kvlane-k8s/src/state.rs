@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use kvlane_core::disaggregation::Role;
 use kvlane_fleet::discovery::config::Kubernetes;
-use kvlane_fleet::worker::config::Role;
 use tokio::time::Instant;
 
 use crate::assembly::{Assembled, Engine, assemble};

@@ -163,7 +163,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
             exact: exact.then_some(exact::Config { memory_bytes_max: usize::MAX }),
             block_tokens: engine.block_tokens,
         },
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),

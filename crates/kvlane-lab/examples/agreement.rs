@@ -160,7 +160,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
             block_tokens: engine.block_tokens,
         },
         engines: vec![engine],
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::ZERO,

@@ -190,7 +190,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
             exact: (knows != Knows::Dispatches).then_some(exact::Config { memory_bytes_max: usize::MAX }),
             block_tokens: engine.block_tokens,
         },
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: faulty.then_some(4000),
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),

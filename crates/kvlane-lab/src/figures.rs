@@ -82,6 +82,13 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     let prompts = sum(&|o| f64::from(o.prompt_tokens));
     put("cached_share", sum(&|o| f64::from(o.cached_tokens)) / prompts);
     put("moved_share", sum(&|o| f64::from(o.moved_tokens)) / prompts);
+    let mut transfers: Vec<f64> = answered().filter_map(Outcome::transfer_s).collect();
+    if let Some(Percentiles { mean, p50, p99, .. }) = Percentiles::of(&mut transfers) {
+        put("split_share", answered().filter(|outcome| outcome.split.is_some()).count() as f64 / ok);
+        for (what, value) in [("mean", mean), ("p50", p50), ("p99", p99)] {
+            put(&format!("transfer_{what}_s"), value);
+        }
+    }
     put("reusable_share", sum(&|o| f64::from(o.reusable_tokens)) / prompts);
     let Judgement { slo_ttft_s, slo_tpot_ms, medium_from_tokens, heavy_from_tokens } = *judgement;
     let good = count(&|o| {
@@ -291,6 +298,7 @@ mod tests {
             moved_tokens: 0,
             reusable_tokens: 30_000,
             output_tokens: 11,
+            split: None,
             failure,
         }
     }

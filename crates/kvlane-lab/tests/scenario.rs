@@ -5,10 +5,10 @@ use std::path::Path;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_lab::figures::{Figures, Judgement};
 use kvlane_lab::scenario::{
-    Arm, Aside, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published, Row,
-    RunError, Scenario, Stage, WorkloadSpec, run,
+    Arm, Aside, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published,
+    Roles, Row, RunError, Scenario, Stage, WorkloadSpec, run,
 };
-use kvlane_sim::{Batching, CpuTier, Eviction, TransferConfig};
+use kvlane_sim::{Batching, Connector, CpuTier, Eviction, TransferConfig};
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::Workload;
 use kvlane_trace::trace::Trace;
@@ -48,11 +48,17 @@ fn groups() -> impl Strategy<Value = Group> {
     let tier = (any::<u32>(), figure(), figure(), any::<bool>()).prop_map(
         |(blocks, bytes_per_s, latency_s, overlap)| CpuTier { blocks, bytes_per_s, latency_s, overlap },
     );
-    let link = (figure(), figure(), any::<u32>()).prop_map(|(setup_s, bytes_per_s, slots)| TransferConfig {
-        setup_s,
-        bytes_per_s,
-        slots,
-    });
+    let link = (figure(), figure(), any::<u32>(), (figure(), figure(), figure()), any::<bool>()).prop_map(
+        |(setup_s, bytes_per_s, slots, (slow_share, slow_s, overlap), push)| TransferConfig {
+            setup_s,
+            bytes_per_s,
+            slots,
+            slow_share,
+            slow_s,
+            overlap,
+            connector: if push { Connector::Push } else { Connector::Pull },
+        },
+    );
     let batching = prop::sample::select(vec![Batching::Mixed, Batching::PrefillFirst]);
     let names = prop::option::of("[a-z0-9.@:-]{0,12}");
     (
@@ -126,12 +132,15 @@ fn workloads() -> impl Strategy<Value = WorkloadSpec> {
 }
 
 fn arms() -> impl Strategy<Value = Arm> {
+    let roles = prop::sample::select(vec![Roles::Fixed, Roles::Preferred, Roles::Elastic]);
+    let names = prop::option::of(prop::sample::select(PolicyConfig::NAMES.to_vec()));
+    let prefill = (any::<u32>(), roles, names, prop::option::of(any::<u32>()));
     let knowledge = prop::sample::select(vec![CacheKnowledge::Approximate, CacheKnowledge::Exact]);
     (
         (".{0,9}", prop::sample::select(PolicyConfig::NAMES.to_vec()), knowledge),
         (figure(), prop::option::of(figure()), figure()),
         (figure(), figure(), figure(), figure()),
-        (any::<u32>(), prop::option::of(any::<u32>()), prop::option::of(eviction())),
+        (prefill, prop::option::of(any::<u32>()), prop::option::of(eviction())),
         (any::<bool>(), any::<u32>(), figure()),
     )
         .prop_map(
@@ -152,7 +161,10 @@ fn arms() -> impl Strategy<Value = Arm> {
                 kv_event_jitter_s: kv.1,
                 kv_events_lost: kv.2,
                 kv_events_duplicated: kv.3,
-                prefill_engines: prefill,
+                prefill_engines: prefill.0,
+                roles: prefill.1,
+                prefill_policy: prefill.2.and_then(PolicyConfig::by_name),
+                split_tokens_min: prefill.3,
                 fetch_tokens_min: fetch,
                 eviction,
                 session_admission: queue.0,
@@ -163,7 +175,7 @@ fn arms() -> impl Strategy<Value = Arm> {
 }
 
 fn faults() -> impl Strategy<Value = FaultSpec> {
-    (0..10, figure(), 0usize..9, figure(), prop::option::of(figure())).prop_map(
+    (0..11, figure(), 0usize..9, figure(), prop::option::of(figure())).prop_map(
         |(kind, at_s, engine, factor, end_s)| match kind {
             0 => FaultSpec::Death { at_s, engine, back_at_s: end_s },
             1 => FaultSpec::Slow { at_s, engine, factor, until_s: end_s },
@@ -173,7 +185,15 @@ fn faults() -> impl Strategy<Value = FaultSpec> {
             5 => FaultSpec::Busy { at_s, engine, retry_after_s: end_s.map(|_| factor), until_s: end_s },
             6 => FaultSpec::CutFeed { at_s, engine, until_s: end_s },
             7 => FaultSpec::FloodFeed { at_s, engine, until_s: end_s },
-            8 => FaultSpec::Drain { at_s, engine, until_s: end_s },
+            8 => FaultSpec::Transfers {
+                at_s,
+                engine,
+                failed_share: factor,
+                slow_share: factor,
+                slow_s: factor,
+                until_s: end_s,
+            },
+            9 => FaultSpec::Drain { at_s, engine, until_s: end_s },
             _ => FaultSpec::Replace { at_s, engine, back_at_s: end_s },
         },
     )
@@ -225,7 +245,7 @@ proptest! {
 }
 
 /// Places of [`SMALL`] that hold numbers, as JSON pointers; some are not there before.
-const NUMBERS: [&str; 22] = [
+const NUMBERS: [&str; 26] = [
     "/fleet/engines",
     "/fleet/tp",
     "/fleet/block_tokens",
@@ -235,6 +255,9 @@ const NUMBERS: [&str; 22] = [
     "/fleet/max_num_batched_tokens",
     "/fleet/link/setup_s",
     "/fleet/link/bytes_per_s",
+    "/fleet/link/slow_share",
+    "/fleet/link/slow_s",
+    "/fleet/link/overlap",
     "/fleet/cpu_tier/blocks",
     "/fleet/cpu_tier/bytes_per_s",
     "/fleet/cpu_tier/latency_s",
@@ -247,6 +270,7 @@ const NUMBERS: [&str; 22] = [
     "/policies/0/kv_event_delay_s",
     "/policies/0/kv_events_lost",
     "/policies/0/prefill_engines",
+    "/policies/0/split_tokens_min",
     "/policies/0/fetch_tokens_min",
 ];
 

@@ -36,6 +36,8 @@ pub(crate) struct Answer {
     pub(crate) output_tokens: u32,
     /// Seed of the words.
     pub(crate) key: u64,
+    /// Cached tokens that it reports instead of its own.
+    pub(crate) cached_tokens: Option<u32>,
     /// Whether a stream of chunks ends with its usage. Messages and responses always report it.
     pub(crate) include_usage: bool,
 }
@@ -92,8 +94,14 @@ impl Answer {
         format!("{prefix}{:016x}{:x}", self.key, self.number)
     }
 
+    /// The seed of its words; a wrong answer has others.
+    pub(crate) fn words(&self, wrong: bool) -> u64 {
+        if wrong { !self.key } else { self.key }
+    }
+
     fn usage(&self, progress: Progress) -> Value {
-        let (prompt, output, cached) = (self.prompt_tokens, progress.produced, progress.cached);
+        let (prompt, output) = (self.prompt_tokens, progress.produced);
+        let cached = self.cached_tokens.unwrap_or(progress.cached);
         let total = prompt.saturating_add(output);
         match self.shape {
             Shape::Chat | Shape::Completion => json!({
@@ -121,7 +129,7 @@ impl Answer {
 
     /// The answer in one piece.
     pub(crate) fn whole(&self, progress: Progress) -> Value {
-        let text = tokens::answer(self.key, progress.produced);
+        let text = tokens::answer(self.words(progress.wrong), progress.produced);
         let choices = |object: &str, name: &str, value: Value| {
             let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": "length"});
             choice[name] = value;
@@ -233,7 +241,7 @@ impl Answer {
                 .collect()
             }
             Shape::Responses => {
-                let text = tokens::answer(self.key, progress.produced);
+                let text = tokens::answer(self.words(progress.wrong), progress.produced);
                 let item = self.output_item("completed", &text);
                 let response = self.response("completed", &[self.output_item("completed", &text)], progress);
                 let at = |after: u32| {
@@ -336,6 +344,7 @@ mod tests {
             prompt_tokens: 100,
             output_tokens: 5,
             key: 7,
+            cached_tokens: None,
             include_usage: true,
         }
     }
@@ -351,7 +360,7 @@ mod tests {
 
     #[test]
     fn every_event_of_every_shape_is_json_named_by_its_type() {
-        let progress = Progress { produced: 5, cached: 48, end: None };
+        let progress = Progress { produced: 5, cached: 48, ..Progress::default() };
         for shape in SHAPES {
             let answer = answer(shape);
             for stream in [answer.opening(progress), answer.closing(progress)] {
@@ -374,7 +383,7 @@ mod tests {
 
     #[test]
     fn usage_says_the_same_in_every_shape_whole_or_streamed() {
-        let progress = Progress { produced: 5, cached: 48, end: None };
+        let progress = Progress { produced: 5, cached: 48, ..Progress::default() };
         let expected = Usage { prompt_tokens: 100, completion_tokens: 5, cached_tokens: Some(48) };
         for shape in SHAPES {
             let answer = answer(shape);
@@ -393,7 +402,7 @@ mod tests {
     #[test]
     fn a_response_numbers_its_events_without_gaps() {
         let answer = answer(Shape::Responses);
-        let progress = Progress { produced: 5, cached: 0, end: None };
+        let progress = Progress { produced: 5, ..Progress::default() };
         let numbers = |stream: &str| -> Vec<u64> {
             data(stream).iter().map(|event| event["sequence_number"].as_u64().expect("numbered")).collect()
         };

@@ -1,7 +1,8 @@
 //! vLLM's HTTP interface, as far as clients and routers use it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -22,11 +23,14 @@ use serde_json::{Value, json};
 use crate::answer::{Answer, Shape};
 use crate::config::Settled;
 use crate::deaths::{ArrivalTime, Ending, Fate};
-use crate::driver::{Driver, End, QueueFull, Ticket};
+use crate::driver::{Arrival, Blocks, Driver, End, QueueFull, Ticket};
 use crate::error::ApiError;
 use crate::metrics;
-use crate::stream::{Stream, rejected};
+use crate::stream::{Stream, not_transferred, rejected};
 use crate::tokens::{self, Prompt};
+use crate::transfer::claim::claim;
+use crate::transfer::leg::{Elsewhere, Handover, Leg, Members};
+use crate::transfer::store::{self, Entry, Store};
 
 /// Maximum request body, in bytes: 64 Mi tokens of prompt, far above any context length.
 const BODY_BYTES_MAX: usize = 256 << 20;
@@ -46,6 +50,13 @@ pub(crate) struct Shared {
     sources: Value,
     /// Failure of the engine.
     fate: Arc<Fate>,
+    /// First legs whose blocks wait.
+    pub(crate) store: Arc<Store>,
+    /// Kills the engine's core.
+    kill: Arc<dyn Fn() + Send + Sync>,
+    address: SocketAddr,
+    /// Number of first legs.
+    legs: AtomicU32,
     /// Number of requests that named no rank.
     unranked: AtomicUsize,
     /// Seconds since 1970 at the start.
@@ -54,10 +65,17 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Settled, drivers: Vec<Arc<Driver>>, sources: Value, fate: Arc<Fate>) -> Self {
+    pub(crate) fn new(
+        config: Settled,
+        engines: Engines,
+        sources: Value,
+        fate: Arc<Fate>,
+        kill: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        let Engines { drivers, store, address } = engines;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let (unranked, started) = (AtomicUsize::new(0), Instant::now());
-        Self { config, drivers, sources, fate, unranked, created, started }
+        let (unranked, legs, started) = (AtomicUsize::new(0), AtomicU32::new(0), Instant::now());
+        Self { config, drivers, sources, fate, store, kill, address, legs, unranked, created, started }
     }
 
     /// Seconds since 1970, from one reading of the calendar and a monotonic clock.
@@ -66,12 +84,21 @@ impl Shared {
     }
 }
 
+/// The engines behind an API.
+pub(crate) struct Engines {
+    pub(crate) drivers: Vec<Arc<Driver>>,
+    pub(crate) store: Arc<Store>,
+    /// Where they listen.
+    pub(crate) address: SocketAddr,
+}
+
 type Extracted = (State<Arc<Shared>>, HeaderMap, Result<Bytes, BytesRejection>);
 
 /// Every route.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let answer =
         |shape| post(move |(State(shared), headers, body): Extracted| generate(shared, shape, headers, body));
+    let transfers = store::router(shared.store.clone());
     Router::new()
         .route("/health", get(health))
         .route(
@@ -102,6 +129,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(shared)
+        .merge(transfers)
 }
 
 /// A request for the engine.
@@ -120,6 +148,8 @@ struct Order {
 struct EngineOptions {
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
+    #[serde(flatten)]
+    transfer: Members,
 }
 
 #[derive(Default, Deserialize)]
@@ -172,13 +202,13 @@ impl Shared {
     }
 
     /// The engine that a request names, or else the next one in turn.
-    fn rank(&self, headers: &HeaderMap) -> Result<&Arc<Driver>, ApiError> {
+    fn rank(&self, headers: &HeaderMap) -> Result<usize, ApiError> {
         let ranks = self.drivers.len();
         let Some(named) = headers.get("x-data-parallel-rank") else {
-            return Ok(&self.drivers[self.unranked.fetch_add(1, Ordering::Relaxed) % ranks]);
+            return Ok(self.unranked.fetch_add(1, Ordering::Relaxed) % ranks);
         };
         let rank = named.to_str().ok().and_then(|rank| rank.trim().parse::<usize>().ok());
-        rank.and_then(|rank| self.drivers.get(rank)).ok_or_else(|| {
+        rank.filter(|rank| *rank < ranks).ok_or_else(|| {
             ApiError::bad_request(format!("X-data-parallel-rank is {named:?}; must be 0 to {}", ranks - 1))
         })
     }
@@ -186,20 +216,96 @@ impl Shared {
     /// Passes the request to the engine, after the delay of the costs outside of its steps.
     async fn submit(
         &self,
-        headers: &HeaderMap,
+        rank: usize,
         prompt: Prompt,
         output_tokens: u32,
+        blocks: Blocks,
     ) -> Result<Ticket, ApiError> {
-        let driver = self.rank(headers)?;
+        let driver = &self.drivers[rank];
         let outside_secs = self.config.engine.timing.host.request_secs / self.config.speed;
         if outside_secs > 0.0 {
             // A day stands for never, and fits into a `Duration`.
             tokio::time::sleep(Duration::from_secs_f64(outside_secs.min(86_400.0))).await;
         }
-        driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
+        driver.submit(prompt, output_tokens, blocks).map_err(|QueueFull| ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
             message: format!("the queue is full with {} requests; try again later", self.config.max_waiting),
         })
+    }
+}
+
+// Both legs of a request that two engines share.
+impl Shared {
+    /// The part that a request has.
+    fn leg(&self, headers: &HeaderMap, members: &Members) -> Leg {
+        let unique = format!("{:08x}", self.legs.fetch_add(1, Ordering::Relaxed));
+        Leg::read(self.config.connector, self.config.transfer.role, headers, members, &unique)
+    }
+
+    /// What happens to the blocks of a leg of a prompt.
+    fn blocks(&self, leg: &Leg, rank: usize, prompt: u64) -> Blocks {
+        match leg {
+            Leg::Alone | Leg::Deadly => Blocks::Own,
+            Leg::Second(_) => Blocks::Remote,
+            Leg::First { key, .. } => {
+                let (store, driver, key) = (self.store.clone(), self.drivers[rank].clone(), key.clone());
+                Blocks::Kept(Box::new(move |id| {
+                    let release = Box::new(move || driver.release(id));
+                    store.enter(key, Entry { prompt, release });
+                }))
+            }
+        }
+    }
+
+    /// Starts the transfer to a second leg, which ends with it.
+    fn fetch(&self, ticket: &mut Ticket, from: Elsewhere, prompt: u64) {
+        let arrival = ticket.arrival();
+        let race = self.config.transfer.kv_transfer_faults.abort_race.then(|| self.kill.clone());
+        ticket.attach(tokio::spawn(transfer(arrival, from, prompt, race)).abort_handle());
+    }
+
+    /// The object for the second leg in the answer to a first.
+    fn handover(&self, leg: &Leg, rank: usize, prompt_tokens: u32, cached_tokens: u32) -> Value {
+        match (leg, self.config.connector) {
+            (Leg::First { key, answers: true, .. }, Some(connector)) => Handover {
+                connector,
+                key,
+                engine_id: self.store.engine_id(rank),
+                address: self.address,
+                prompt_tokens,
+                block_tokens: self.config.engine.block_tokens,
+                cached_tokens,
+            }
+            .json(),
+            _ => Value::Null,
+        }
+    }
+}
+
+/// Gets the blocks of a request from another engine.
+async fn transfer(arrival: Arrival, from: Elsewhere, prompt: u64, race: Option<Arc<dyn Fn() + Send + Sync>>) {
+    let Ok(claimed) = claim(&from, prompt).await else { return arrival.fail() };
+    let tokens = arrival.allocated().await;
+    if tokens == 0 {
+        return;
+    }
+    let Ok(end) = arrival.begin(tokens, claimed.right) else { return arrival.fail() };
+    let mut race = Race(race);
+    match end {
+        Some(end) => tokio::time::sleep_until(end).await,
+        None => std::future::pending().await,
+    }
+    race.0 = None;
+}
+
+/// Kills the engine if it is dropped before the end of a transfer.
+struct Race(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Drop for Race {
+    fn drop(&mut self) {
+        if let Some(kill) = self.0.take() {
+            kill();
+        }
     }
 }
 
@@ -270,9 +376,24 @@ async fn generate(
     }
     let prompt_tokens = order.prompt.tokens;
     let asked = told_length(&headers).or(order.output_tokens_max);
-    let output_tokens = shared.output_tokens(prompt_tokens, asked)?;
+    let mut output_tokens = shared.output_tokens(prompt_tokens, asked)?;
     let key = order.prompt.key;
-    let ticket = shared.submit(&headers, order.prompt, output_tokens).await?;
+    // The seed differs between engines, the prompt does not.
+    let prompt = key ^ shared.config.seed;
+    let (rank, leg) = (shared.rank(&headers)?, shared.leg(&headers, &options.transfer));
+    if let Leg::First { one_token: true, .. } = leg {
+        output_tokens = 1;
+    }
+    if leg == Leg::Deadly {
+        (shared.kill)();
+    }
+    let blocks = shared.blocks(&leg, rank, prompt);
+    let mut ticket = shared.submit(rank, order.prompt, output_tokens, blocks).await?;
+    let mut cached_tokens = None;
+    if let Leg::Second(from) = &leg {
+        cached_tokens = from.cached;
+        shared.fetch(&mut ticket, from.clone(), prompt);
+    }
     let answer = Answer {
         shape,
         number: ticket.number(),
@@ -281,6 +402,7 @@ async fn generate(
         prompt_tokens,
         output_tokens,
         key,
+        cached_tokens,
         include_usage: options.stream_options.unwrap_or_default().include_usage,
     };
     if order.stream && shared.begins(shape, &ticket).await {
@@ -293,7 +415,14 @@ async fn generate(
     match progress.end {
         Some(End::Rejected(why)) => Err(rejected(why)),
         Some(End::Died(came)) => Ok(shared.last_words(shape, order.stream, came).await),
-        _ => Ok(Json(answer.whole(progress)).into_response()),
+        Some(End::Failed) => Err(not_transferred()),
+        _ => {
+            let mut whole = answer.whole(progress);
+            if shared.config.connector.is_some() {
+                whole["kv_transfer_params"] = shared.handover(&leg, rank, prompt_tokens, progress.cached);
+            }
+            Ok(Json(whole).into_response())
+        }
     }
 }
 
@@ -315,7 +444,8 @@ async fn embeddings((State(shared), headers, body): Extracted) -> Result<Respons
             shared.config.max_model_len
         )));
     }
-    let ticket = shared.submit(&headers, order.prompt, 0).await?;
+    let rank = shared.rank(&headers)?;
+    let ticket = shared.submit(rank, order.prompt, 0, Blocks::Own).await?;
     match ticket.ended().await.end {
         Some(End::Rejected(why)) => return Err(rejected(why)),
         Some(End::Died(came)) => return Ok(shared.last_words(Shape::Chat, false, came).await),

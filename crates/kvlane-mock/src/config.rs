@@ -2,11 +2,13 @@
 
 use kvlane_core::timing::{PresetError, TimingFile, TimingModel};
 use kvlane_sim::EngineConfig;
+use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::kv::version::{OLDEST, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::deaths::{Death, DeathsLike};
 use crate::feed::{FeedConfig, KvEventsConfig, KvEventsFaults, KvEventsHashes};
+use crate::transfer::config::KvTransferConfig;
 
 /// Maximum engines behind one API.
 const RANKS_MAX: u32 = 64;
@@ -60,6 +62,8 @@ pub struct MockConfig {
     pub kv_events_faults: KvEventsFaults,
     /// `--deaths-like`: engine whose recorded failures are replayed.
     pub deaths_like: DeathsLike,
+    /// Prefill/decode disaggregation.
+    pub kv_transfer: KvTransferConfig,
 }
 
 impl Default for MockConfig {
@@ -85,6 +89,7 @@ impl Default for MockConfig {
             kv_events_hashes: KvEventsHashes::default(),
             kv_events_faults: KvEventsFaults::default(),
             deaths_like: DeathsLike::default(),
+            kv_transfer: KvTransferConfig::default(),
         }
     }
 }
@@ -154,6 +159,8 @@ pub(crate) struct Settled {
     pub(crate) ranks: u32,
     pub(crate) deaths_like: DeathsLike,
     pub(crate) feed: Option<FeedConfig>,
+    pub(crate) connector: Option<Connector>,
+    pub(crate) transfer: KvTransferConfig,
 }
 
 impl MockConfig {
@@ -222,6 +229,8 @@ impl MockConfig {
         let ranks = self.data_parallel_size;
         require("--data-parallel-size", ranks, (1..=RANKS_MAX).contains(&ranks), "between 1 and 64")?;
         self.kv_events_faults.check()?;
+        let wrong = |(flag, value, must_be)| ConfigError::Value { flag, value, must_be };
+        let connector = self.kv_transfer.check().map_err(wrong)?;
         let version = Version::parse(&self.kv_events_version).filter(|version| *version >= OLDEST);
         let Some(version) = version else {
             let (value, must_be) = (self.kv_events_version, "a version of vLLM from 0.9.2 on, such as 0.32");
@@ -254,6 +263,8 @@ impl MockConfig {
             ranks,
             deaths_like: self.deaths_like,
             feed,
+            connector,
+            transfer: self.kv_transfer,
         })
     }
 }
@@ -327,6 +338,11 @@ mod tests {
         refuse(MockConfig { kv_events_version: "latest".into(), ..good() }, "--kv-events-version");
         let config = KvEventsConfig { endpoint: "here".into(), ..KvEventsConfig::default() };
         refuse(MockConfig { kv_events_config: config, ..good() }, "--kv-events-config");
+        let transfer = |kv_transfer| MockConfig { kv_transfer, ..good() };
+        let plain = KvTransferConfig::default;
+        refuse(transfer(KvTransferConfig { kv_lease: -1.0, ..plain() }), "--kv-lease");
+        refuse(transfer(KvTransferConfig { kv_transfer_slots: 0, ..plain() }), "--kv-transfer-slots");
+        refuse(transfer(KvTransferConfig { kv_connector: Some("tcp".into()), ..plain() }), "--kv-connector");
         let faults = KvEventsFaults { lie: -0.1, ..KvEventsFaults::default() };
         refuse(MockConfig { kv_events_faults: faults, ..good() }, "--kv-events-faults");
     }

@@ -15,14 +15,17 @@ use std::time::Duration;
 
 use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
-use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
+use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::deaths::ArrivalTime;
 use crate::feed::{Feed, Text};
 use crate::metrics::Histogram;
 use crate::tokens::Prompt;
+use crate::transfer::config::KvTransferFaults;
+use crate::transfer::link::{Fortune, Link, LinkCounts};
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub(crate) enum End {
     Rejected(&'static str),
     /// The engine died.
     Died(ArrivalTime),
+    /// Its KV blocks did not arrive.
+    Failed,
 }
 
 /// Progress of a request.
@@ -40,6 +45,10 @@ pub(crate) struct Progress {
     pub(crate) produced: u32,
     /// Prompt tokens that came from the cache.
     pub(crate) cached: u32,
+    /// Tokens to transfer, once there are blocks for them.
+    pub(crate) allocated: Option<u32>,
+    /// The blocks that it got are not those of its prompt, so its answer is wrong.
+    pub(crate) wrong: bool,
     pub(crate) end: Option<End>,
 }
 
@@ -53,6 +62,20 @@ pub(crate) struct Served {
     pub(crate) finished: u64,
     pub(crate) ttft: Histogram,
     pub(crate) e2e: Histogram,
+    pub(crate) transfers: LinkCounts,
+}
+
+/// Called with a request's id after its end.
+pub(crate) type Keeper = Box<dyn FnOnce(u64) + Send>;
+
+/// What happens to the KV blocks of a request's prompt.
+pub(crate) enum Blocks {
+    /// They are computed, and freed at its end.
+    Own,
+    /// They are computed, and kept until [`Driver::release`].
+    Kept(Keeper),
+    /// They come from elsewhere, see [`Arrival`].
+    Remote,
 }
 
 /// One engine and its requests.
@@ -79,6 +102,9 @@ struct Inner {
     kv_events: Vec<(Nanos, KvEvent)>,
     /// Wakers to call once the lock is released: waking under the lock could run a drop that needs it.
     wakers: Vec<Waker>,
+    /// To be called without the lock, too, and before requests are woken.
+    keepers: Vec<(u64, Keeper)>,
+    link: Link,
 }
 
 /// The engine's time, which runs at its own speed.
@@ -100,16 +126,28 @@ struct Slot {
     cell: Arc<Mutex<Cell>>,
     /// Contents of its blocks for the feed, if there is one.
     text: Option<Arc<Text>>,
+    keeper: Option<Keeper>,
 }
 
 #[derive(Default)]
 struct Cell {
     progress: Progress,
     waker: Option<Waker>,
+    /// Of the transfer to it.
+    transfer_waker: Option<Waker>,
 }
 
 /// A request in the engine. Dropping it before its end cancels the request.
 pub(crate) struct Ticket {
+    driver: Arc<Driver>,
+    id: u64,
+    cell: Arc<Mutex<Cell>>,
+    /// The transfer to it, which ends with it.
+    transfer: Option<AbortHandle>,
+}
+
+/// The transfer of KV blocks to a request.
+pub(crate) struct Arrival {
     driver: Arc<Driver>,
     id: u64,
     cell: Arc<Mutex<Cell>>,
@@ -123,10 +161,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Driver ===
 
 impl Driver {
-    pub(crate) fn new(config: EngineConfig, feed: Option<Feed>, speed: f64, max_waiting: u32) -> Arc<Self> {
+    pub(crate) fn new(
+        config: EngineConfig,
+        feed: Option<Feed>,
+        link: Link,
+        speed: f64,
+        max_waiting: u32,
+    ) -> Arc<Self> {
         let config = EngineConfig { kv_events: feed.is_some(), ..config };
         let block_tokens = config.block_tokens;
-        let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e() };
+        let transfers = LinkCounts::default();
+        let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e(), transfers };
         let inner = Inner {
             engine: Engine::new(config),
             clock: Clock { at: (Instant::now(), Nanos::ZERO), speed, full_speed: speed },
@@ -139,6 +184,8 @@ impl Driver {
             events: Vec::new(),
             kv_events: Vec::new(),
             wakers: Vec::new(),
+            keepers: Vec::new(),
+            link,
         };
         Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), max_waiting, block_tokens })
     }
@@ -160,7 +207,12 @@ impl Driver {
     }
 
     /// Queues a request.
-    pub(crate) fn submit(self: &Arc<Self>, prompt: Prompt, output_tokens: u32) -> Result<Ticket, QueueFull> {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        prompt: Prompt,
+        output_tokens: u32,
+        blocks: Blocks,
+    ) -> Result<Ticket, QueueFull> {
         let cell = Arc::<Mutex<Cell>>::default();
         let (prompt_tokens, output_seed) = (prompt.tokens, prompt.key);
         let prompt = prompt.answered(self.block_tokens, output_tokens);
@@ -182,18 +234,27 @@ impl Driver {
                 }
                 None => (None, prompt.blocks.into()),
             };
-            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text });
+            let (keeper, remote) = match blocks {
+                Blocks::Own => (None, None),
+                Blocks::Kept(keeper) => (Some(keeper), None),
+                Blocks::Remote => (None, Some(Remote { tokens: prompt_tokens, ready_at: Nanos::MAX })),
+            };
+            let keeps = keeper.is_some();
+            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text, keeper });
             let was_idle = inner.engine.next_deadline().is_none();
             inner.engine.enqueue(
                 now,
-                EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed, remote: None },
+                EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed, remote },
             );
+            if keeps {
+                inner.engine.keep(id);
+            }
             Ok((id, was_idle))
         })?;
         if was_idle {
             self.changed.notify_one();
         }
-        Ok(Ticket { driver: self.clone(), id, cell })
+        Ok(Ticket { driver: self.clone(), id, cell, transfer: None })
     }
 
     /// Counters of the engine and of the driver.
@@ -274,6 +335,17 @@ impl Driver {
         }
     }
 
+    /// Frees the blocks that a request has kept.
+    pub(crate) fn release(&self, id: u64) {
+        self.up_to_date(|inner, now| inner.engine.release(now, id));
+        self.changed.notify_one();
+    }
+
+    /// Sets the faults of transfers to this engine.
+    pub(crate) fn fault_transfers(&self, faults: KvTransferFaults) {
+        lock(&self.inner).link.faults = faults;
+    }
+
     fn cancel(&self, id: u64) {
         self.up_to_date(|inner, now| {
             if let Some(slot) = inner.slots.remove(&id) {
@@ -287,12 +359,14 @@ impl Driver {
 
     /// Runs the engine up to now, then `act`, then wakes requests with progress.
     fn up_to_date<T>(&self, act: impl FnOnce(&mut Inner, Nanos) -> T) -> T {
-        let (result, wakers) = {
+        let (result, wakers, keepers) = {
             let mut inner = lock(&self.inner);
             let now = inner.clock.now();
             inner.catch_up(now);
-            (act(&mut inner, now), std::mem::take(&mut inner.wakers))
+            let result = act(&mut inner, now);
+            (result, std::mem::take(&mut inner.wakers), std::mem::take(&mut inner.keepers))
         };
+        keepers.into_iter().for_each(|(id, keeper)| keeper(id));
         wakers.into_iter().for_each(Waker::wake);
         result
     }
@@ -348,7 +422,11 @@ impl Inner {
         };
         let mut cell = lock(&slot.cell);
         match event {
-            EngineEvent::Allocated { .. } => return,
+            EngineEvent::Allocated { tokens, .. } => {
+                cell.progress.allocated = Some(tokens);
+                self.wakers.extend(cell.transfer_waker.take());
+                return;
+            }
             EngineEvent::FirstToken { cached_tokens, .. } => {
                 cell.progress.cached = cached_tokens;
                 cell.progress.produced = 1;
@@ -370,6 +448,7 @@ impl Inner {
             if let Some((feed, text)) = self.feed.as_mut().zip(slot.text) {
                 feed.leave(&text);
             }
+            self.keepers.extend(slot.keeper.map(|keeper| (id, keeper)));
         }
     }
 }
@@ -405,6 +484,16 @@ impl Ticket {
         std::future::poll_fn(|cx| self.poll_progress(cx, u32::MAX)).await
     }
 
+    /// The transfer to it; [`Ticket::attach`] takes the task that drives it.
+    pub(crate) fn arrival(&self) -> Arrival {
+        Arrival { driver: self.driver.clone(), id: self.id, cell: self.cell.clone() }
+    }
+
+    /// Ends the task with this.
+    pub(crate) fn attach(&mut self, transfer: AbortHandle) {
+        self.transfer = Some(transfer);
+    }
+
     /// The request's number, unique in this engine's life.
     pub(crate) fn number(&self) -> u64 {
         self.id
@@ -413,12 +502,76 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if let Some(transfer) = &self.transfer {
+            transfer.abort();
+        }
         let over = lock(&self.cell).progress.end.is_some();
         if !over {
             self.driver.cancel(self.id);
         }
     }
 }
+
+// === impl Arrival ===
+
+impl Arrival {
+    /// Waits until the request has blocks; returns the number of tokens to transfer.
+    pub(crate) async fn allocated(&self) -> u32 {
+        std::future::poll_fn(|cx| {
+            let mut cell = lock(&self.cell);
+            match cell.progress.allocated {
+                Some(tokens) => Poll::Ready(tokens),
+                None => {
+                    cell.transfer_waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// Begins the transfer of `tokens`: `right` if they are those of the prompt. Returns when it ends, or `None` if it
+    /// never ends.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub(crate) fn begin(&self, tokens: u32, right: bool) -> Result<Option<Instant>, TransferFailed> {
+        lock(&self.cell).progress.wrong = !right;
+        let end = self.driver.up_to_date(|inner, now| {
+            let fortune = inner.link.begin(now, tokens);
+            inner.served.transfers = inner.link.counts;
+            match fortune {
+                Fortune::Fails => Err(TransferFailed),
+                Fortune::Hangs => Ok(None),
+                Fortune::Arrives(at) => {
+                    inner.engine.ready(now, self.id, at);
+                    Ok(Some(inner.clock.wall(at)))
+                }
+            }
+        });
+        self.driver.changed.notify_one();
+        end
+    }
+
+    /// Ends the request, since its blocks do not come.
+    pub(crate) fn fail(&self) {
+        self.driver.up_to_date(|inner, now| {
+            let Some(slot) = inner.slots.remove(&self.id) else { return };
+            inner.engine.cancel(now, self.id);
+            if let Some((feed, text)) = inner.feed.as_mut().zip(slot.text) {
+                feed.cut_off(text);
+            }
+            let mut cell = lock(&slot.cell);
+            cell.progress.end = Some(End::Failed);
+            inner.wakers.extend(cell.waker.take());
+        });
+        self.driver.changed.notify_one();
+    }
+}
+
+/// A transfer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TransferFailed;
 
 #[cfg(test)]
 mod tests {
@@ -433,7 +586,8 @@ mod tests {
         let settled = config.settle().expect("a good configuration");
         let mut sockets = JoinSet::new();
         let feed = settled.feed.map(|feed| Feed::start(&feed, 0, &mut sockets).expect("free ports").0);
-        let driver = Driver::new(settled.engine, feed, settled.speed, settled.max_waiting);
+        let link = Link::new(&settled.transfer, settled.seed);
+        let driver = Driver::new(settled.engine, feed, link, settled.speed, settled.max_waiting);
         let task = tokio::spawn({
             let driver = driver.clone();
             async move {
@@ -452,9 +606,9 @@ mod tests {
     async fn a_request_gets_its_tokens_and_the_next_one_its_prefix() {
         let (driver, _task) = driver(MockConfig::default());
         let text = "x".repeat(64 * 64);
-        let first = driver.submit(prompt(&text), 5).expect("room").ended().await;
-        assert_eq!(first, Progress { produced: 5, cached: 0, end: Some(End::Finished) });
-        let second = driver.submit(prompt(&text), 5).expect("room").ended().await;
+        let first = driver.submit(prompt(&text), 5, Blocks::Own).expect("room").ended().await;
+        assert_eq!(first, Progress { produced: 5, end: Some(End::Finished), ..Progress::default() });
+        let second = driver.submit(prompt(&text), 5, Blocks::Own).expect("room").ended().await;
         assert_eq!(second, Progress { cached: 63 * 16, ..first });
         let (stats, served) = driver.stats();
         assert_eq!((stats.running, stats.waiting, stats.generation_tokens, served.finished), (0, 0, 10, 2));
@@ -465,7 +619,7 @@ mod tests {
         let took = async |speed| {
             let (driver, _task) = driver(MockConfig { speed, ..Default::default() });
             let start = Instant::now();
-            driver.submit(prompt(&"x".repeat(8192 * 4)), 100).expect("room").ended().await;
+            driver.submit(prompt(&"x".repeat(8192 * 4)), 100, Blocks::Own).expect("room").ended().await;
             start.elapsed().as_secs_f64()
         };
         let (slow, fast) = (took(1.0).await, took(10.0).await);
@@ -480,7 +634,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_dropped_ticket_leaves_the_engine_empty() {
         let (driver, _task) = driver(MockConfig::default());
-        let ticket = driver.submit(prompt("some words"), 1000).expect("room");
+        let ticket = driver.submit(prompt("some words"), 1000, Blocks::Own).expect("room");
         std::future::poll_fn(|cx| ticket.poll_progress(cx, 3)).await;
         assert_eq!(driver.stats().0.running, 1);
         drop(ticket);
@@ -498,7 +652,8 @@ mod tests {
             ..Default::default()
         };
         let (driver, _task) = driver(config);
-        let ask = |text: &str, tokens| driver.submit(prompt(&text.repeat(300)), tokens).expect("room");
+        let ask =
+            |text: &str, tokens| driver.submit(prompt(&text.repeat(300)), tokens, Blocks::Own).expect("room");
         let [whole, broken, waiting, too_long] = [ask("a", 20), ask("a", 900), ask("b", 20), ask("c", 2000)];
         std::future::poll_fn(|cx| broken.poll_progress(cx, 3)).await;
         drop(broken);
@@ -513,10 +668,10 @@ mod tests {
     async fn a_full_queue_refuses() {
         let config = MockConfig { max_num_seqs: 1, max_waiting_queue_length: 1, ..Default::default() };
         let (driver, _task) = driver(config);
-        let running = driver.submit(prompt("one"), 1000).expect("room");
+        let running = driver.submit(prompt("one"), 1000, Blocks::Own).expect("room");
         std::future::poll_fn(|cx| running.poll_progress(cx, 0)).await;
-        let _waiting = driver.submit(prompt("two"), 1).expect("room in the queue");
-        assert!(driver.submit(prompt("three"), 1).is_err());
+        let _waiting = driver.submit(prompt("two"), 1, Blocks::Own).expect("room in the queue");
+        assert!(driver.submit(prompt("three"), 1, Blocks::Own).is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -524,11 +679,11 @@ mod tests {
         let (driver, _task) = driver(MockConfig::default());
         let answer = async |driver: &Arc<Driver>, text: &str| {
             let start = Instant::now();
-            driver.submit(prompt(text), 200).expect("room").ended().await;
+            driver.submit(prompt(text), 200, Blocks::Own).expect("room").ended().await;
             start.elapsed().as_secs_f64()
         };
         let full = answer(&driver, "a").await;
-        let ticket = driver.submit(prompt("b"), 200).expect("room");
+        let ticket = driver.submit(prompt("b"), 200, Blocks::Own).expect("room");
         let start = Instant::now();
         std::future::poll_fn(|cx| ticket.poll_progress(cx, 100)).await;
         let half = start.elapsed().as_secs_f64();

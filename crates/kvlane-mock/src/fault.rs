@@ -19,6 +19,7 @@ use crate::config::ConfigError;
 use crate::deaths::{Death, DeathsLike, Dying, Fate, Record};
 use crate::driver::Driver;
 use crate::error::ApiError;
+use crate::transfer::config::KvTransferFaults;
 
 /// Time between two batches of a flood: with their 50 blocks, 10,000 blocks a second.
 const FLOOD_PAUSE: Duration = Duration::from_millis(5);
@@ -36,7 +37,7 @@ pub enum Fault {
     Reset,
     /// Connections are accepted and stay open, and nothing is read from them or written to them.
     BlackHole,
-    /// Ends `Slow` and `BlackHole`. Held connections continue.
+    /// Ends `Slow`, `BlackHole` and `Transfers`. Held connections continue.
     Heal,
     /// Subscribers of KV events are disconnected, and new ones rejected.
     CutFeed,
@@ -44,6 +45,11 @@ pub enum Fault {
     FloodFeed,
     /// The feed works normally. Disconnected subscribers may reconnect and request missed batches.
     RestoreFeed,
+    /// Transfers of KV blocks to the engine have these faults, until [`Fault::Heal`].
+    Transfers {
+        /// Instead of the present ones.
+        faults: KvTransferFaults,
+    },
     /// The engine core is killed, the API server is not. Like the faults below, this replays the recording of the
     /// engine in [`MockConfig::deaths_like`](crate::MockConfig::deaths_like); a dead engine stays dead.
     CoreKilled,
@@ -99,6 +105,8 @@ pub(crate) struct Faults {
     drivers: Vec<Arc<Driver>>,
     floods: Mutex<JoinSet<()>>,
     like: DeathsLike,
+    /// Faults of transfers as configured.
+    transfers: KvTransferFaults,
     fate: Arc<Fate>,
     /// Remaining events of a death.
     dying: Mutex<JoinSet<()>>,
@@ -113,10 +121,10 @@ impl std::fmt::Debug for Faults {
 }
 
 impl Faults {
-    pub(crate) fn new(drivers: Vec<Arc<Driver>>, like: DeathsLike) -> Arc<Self> {
+    pub(crate) fn new(drivers: Vec<Arc<Driver>>, like: DeathsLike, transfers: KvTransferFaults) -> Arc<Self> {
         let line = watch::Sender::default();
         let (floods, dying) = Default::default();
-        Arc::new(Self { line, drivers, floods, like, fate: Arc::default(), dying })
+        Arc::new(Self { line, drivers, floods, like, transfers, fate: Arc::default(), dying })
     }
 
     pub(crate) fn fate(&self) -> Arc<Fate> {
@@ -149,7 +157,18 @@ impl Faults {
             Fault::Heal => {
                 self.line.send_modify(|line| line.black_hole = false);
                 self.fate.heal();
-                self.drivers.iter().for_each(|driver| driver.slow_down(1.0));
+                for driver in &self.drivers {
+                    driver.slow_down(1.0);
+                    driver.fault_transfers(self.transfers);
+                }
+            }
+            Fault::Transfers { faults } => {
+                faults.check().map_err(|(flag, value, must_be)| ConfigError::Value {
+                    flag,
+                    value,
+                    must_be,
+                })?;
+                self.drivers.iter().for_each(|driver| driver.fault_transfers(faults));
             }
             Fault::CutFeed => self.drivers.iter().for_each(|driver| driver.cut_feed(true)),
             Fault::FloodFeed => {

@@ -13,6 +13,8 @@
 //! Changes of the cache are published as in vLLM (`feed/`): KV events over ZeroMQ, in the format of any of its
 //! versions, optionally with faults.
 //!
+//! Two engines can share a request: one computes its prompt, the other fetches the blocks and decodes (`transfer/`).
+//!
 //! Text is not modelled. Answers are words drawn from a hash of the prompt, four bytes and one token each. A later
 //! prompt finds the answer's blocks in the cache only if it continues at the same token: a chat's next turn mostly
 //! does not, since a template's text around the answer is not a multiple of four bytes.
@@ -31,9 +33,11 @@ mod stream;
 #[cfg(test)]
 mod testing;
 mod tokens;
+mod transfer;
 
 pub use config::{ConfigError, MockConfig};
 pub use deaths::{Death, DeathsLike};
 pub use fault::Fault;
 pub use feed::{FeedAddresses, FeedCounts, KvEventsConfig, KvEventsFaults, KvEventsHashes};
 pub use serve::MockEngine;
+pub use transfer::config::{KvRole, KvTransferConfig, KvTransferFaults};

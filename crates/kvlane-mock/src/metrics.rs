@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write};
 
 use kvlane_sim::EngineStats;
+use kvlane_wire::disaggregation::Connector;
 
 use crate::api::Shared;
 use crate::driver::Served;
@@ -102,8 +103,53 @@ pub(crate) fn render(shared: &Shared) -> String {
         "Engine seconds from arrival to end.",
         served.iter().map(|s| &s.e2e),
     );
+    if matches!(config.connector, Some(Connector::Nixl | Connector::NixlPush)) {
+        transfers(&mut page, shared, &stats, &served);
+    }
     page.cache_config(config.engine.block_tokens, config.engine.blocks);
     page.out
+}
+
+/// What vLLM reports with a NIXL connector. Leases are counted by API: they are in the first rank's lines.
+fn transfers(page: &mut Page, shared: &Shared, stats: &[EngineStats], served: &[Served]) {
+    let first = |count: u64| (0..stats.len()).map(move |rank| if rank == 0 { count } else { 0 });
+    let leases = shared.store.counts();
+    page.row(
+        "external_prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that came from another engine.",
+        stats.iter().map(|s| s.remote_tokens),
+    );
+    page.row(
+        "nixl_xfer_time_seconds_sum",
+        "counter",
+        "Engine seconds of transfers.",
+        served.iter().map(|s| s.transfers.seconds),
+    );
+    page.row(
+        "nixl_xfer_time_seconds_count",
+        "counter",
+        "Transfers to this engine.",
+        served.iter().map(|s| s.transfers.ended),
+    );
+    page.row(
+        "nixl_num_failed_transfers_total",
+        "counter",
+        "Transfers to this engine that failed.",
+        served.iter().map(|s| s.transfers.failed),
+    );
+    page.row(
+        "nixl_num_kv_expired_reqs_total",
+        "counter",
+        "First legs whose lease ended.",
+        first(leases.expired),
+    );
+    page.row(
+        "nixl_num_notifications_after_expiry_total",
+        "counter",
+        "Second legs that came after the end of the lease.",
+        first(leases.late),
+    );
 }
 
 /// A page under construction. Writing to a `String` cannot fail, so results of `write!` are ignored here and nowhere

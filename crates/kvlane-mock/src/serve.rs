@@ -13,11 +13,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::api::{self, Shared};
+use crate::api::{self, Engines, Shared};
 use crate::config::{ConfigError, MockConfig};
 use crate::driver::Driver;
 use crate::fault::{self, Closed, Fault, Faults, Line};
 use crate::feed::{Feed, FeedAddresses, FeedCounts, FeedInfo};
+use crate::transfer::link::Link;
+use crate::transfer::store::Store;
 
 /// Maximum open connections; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -64,7 +66,9 @@ impl MockEngine {
                 config.feed.as_ref().map(|feed| Feed::start(feed, rank, &mut engines)).transpose()?;
             let (feed, info) = started.unzip();
             feeds.extend(info);
-            drivers.push(Driver::new(config.engine.clone(), feed, config.speed, config.max_waiting));
+            let link = Link::new(&config.transfer, config.seed ^ u64::from(rank));
+            let engine = config.engine.clone();
+            drivers.push(Driver::new(engine, feed, link, config.speed, config.max_waiting));
         }
         for driver in &drivers {
             let driver = driver.clone();
@@ -72,8 +76,24 @@ impl MockEngine {
         }
         let sources =
             feeds.iter().map(|feed| (feed.addresses.rank.to_string(), feed.source.clone())).collect();
-        let faults = Faults::new(drivers.clone(), config.deaths_like);
-        let shared = Shared::new(config, drivers, Value::Object(sources), faults.fate());
+        let faults = Faults::new(drivers.clone(), config.deaths_like, config.transfer.kv_transfer_faults);
+        let engine_id = |rank| match config.ranks {
+            1 => format!("mock-{}", addr.port()),
+            _ => format!("mock-{}_dp{rank}", addr.port()),
+        };
+        let store = Store::new(
+            (0..config.ranks).map(engine_id).collect(),
+            Duration::from_secs_f64(config.transfer.kv_lease / config.speed),
+        );
+        let expiring = store.clone();
+        engines.spawn(async move { expiring.expire().await });
+        let killed = Arc::downgrade(&faults);
+        let kill = Arc::new(move || {
+            // An engine without a recording of this death survives.
+            killed.upgrade().map(|faults| faults.cause(Fault::CoreKilled));
+        });
+        let engines_behind = Engines { drivers, store, address: addr };
+        let shared = Shared::new(config, engines_behind, Value::Object(sources), faults.fate(), kill);
         let router = api::router(Arc::new(shared));
         let (stop, stopped) = watch::channel(false);
         let server = tokio::spawn(accept(listener, router, stopped, faults.line()));

@@ -53,12 +53,13 @@ impl Stream {
     }
 
     /// Renders tokens up to `until`.
-    fn render(&mut self, until: u32) {
+    fn render(&mut self, until: u32, wrong: bool) {
         let (event, buffer) = (&self.event, &mut self.buffer);
+        let words = self.answer.words(wrong);
         for index in self.sent..until {
             let tail = if index + 1 == self.answer.output_tokens { event.last_tail } else { event.tail };
             buffer.extend_from_slice(event.head.as_bytes());
-            buffer.extend_from_slice(tokens::answer_word(self.answer.key, index));
+            buffer.extend_from_slice(tokens::answer_word(words, index));
             buffer.extend_from_slice(tail.as_bytes());
             if let Some(first) = event.first_number {
                 buffer.extend_from_slice(first.saturating_add(index).to_string().as_bytes());
@@ -73,7 +74,7 @@ impl Stream {
         if self.sent == 0 && progress.produced > 0 {
             self.buffer.extend_from_slice(self.answer.opening(progress).as_bytes());
         }
-        self.render(progress.produced.min(self.sent.saturating_add(EVENTS_PER_WRITE_MAX)));
+        self.render(progress.produced.min(self.sent.saturating_add(EVENTS_PER_WRITE_MAX)), progress.wrong);
         let Some(end) = progress.end else { return };
         if self.sent < progress.produced {
             return;
@@ -83,6 +84,10 @@ impl Stream {
             End::Finished => self.buffer.extend_from_slice(self.answer.closing(progress).as_bytes()),
             End::Rejected(why) => {
                 self.buffer.extend_from_slice(self.answer.broken(&rejected(why)).as_bytes());
+            }
+            End::Failed => {
+                self.buffer.extend_from_slice(self.answer.opening(progress).as_bytes());
+                self.buffer.extend_from_slice(self.answer.broken(&not_transferred()).as_bytes());
             }
             End::Died(came) => self.die(came),
         }
@@ -127,6 +132,11 @@ impl HttpBody for Stream {
     fn is_end_stream(&self) -> bool {
         self.over == Over::Whole
     }
+}
+
+/// vLLM's error for a request whose KV blocks did not arrive. It says no more.
+pub(crate) fn not_transferred() -> ApiError {
+    ApiError { status: StatusCode::INTERNAL_SERVER_ERROR, message: "Internal server error".into() }
 }
 
 /// The client's error for a request that the engine rejected.

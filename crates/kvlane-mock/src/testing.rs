@@ -20,7 +20,7 @@ pub(crate) async fn engine(config: MockConfig) -> MockEngine {
 
 /// Sends one request on a new connection. Dropping the answer closes the connection.
 pub(crate) async fn send(addr: SocketAddr, path: &str, body: impl Into<Bytes>) -> Response<Incoming> {
-    send_to_rank(addr, path, body, None).await
+    send_with(addr, path, body, &[]).await
 }
 
 /// As [`send`], to the engine of one data-parallel rank.
@@ -30,6 +30,18 @@ pub(crate) async fn send_to_rank(
     body: impl Into<Bytes>,
     rank: Option<u32>,
 ) -> Response<Incoming> {
+    let rank = rank.map(|rank| rank.to_string());
+    let headers = rank.as_deref().map(|rank| ("x-data-parallel-rank", rank));
+    send_with(addr, path, body, headers.as_slice()).await
+}
+
+/// As [`send`], with further headers.
+pub(crate) async fn send_with(
+    addr: SocketAddr,
+    path: &str,
+    body: impl Into<Bytes>,
+    headers: &[(&str, &str)],
+) -> Response<Incoming> {
     let stream = TcpStream::connect(addr).await.expect("listening");
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a fresh connection");
@@ -37,8 +49,8 @@ pub(crate) async fn send_to_rank(
     let body: Bytes = body.into();
     let method = if body.is_empty() { "GET" } else { "POST" };
     let mut request = Request::builder();
-    if let Some(rank) = rank {
-        request = request.header("x-data-parallel-rank", rank);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
     }
     let request = request
         .method(method)

@@ -11,7 +11,7 @@ use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::api::Api;
 
 use crate::error_format::ErrorFormat;
-use crate::limits::Left;
+use crate::limits::{Charge, Left};
 use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
 use crate::timeline::Timeline;
@@ -48,6 +48,8 @@ struct State {
     /// The pool, once it is known.
     pool: Option<Arc<ModelPool>>,
     left: Left,
+    /// What it holds of its client's limits while it waits.
+    held: Option<Arc<Charge>>,
     status: u16,
     settled: bool,
     /// The client does not get headers that depend on the requests of others.
@@ -93,6 +95,21 @@ impl Account {
     /// other tenants' requests, so the response does not contain them.
     pub fn keep_apart(&self) {
         self.state().discreet = true;
+    }
+
+    /// Keeps what the request holds of its client's limits while it waits.
+    pub(crate) fn hold(&self, held: Option<Arc<Charge>>) {
+        self.state().held = held;
+    }
+
+    /// Whether it holds anything of its client's limits.
+    pub(crate) fn holds(&self) -> bool {
+        self.state().held.is_some()
+    }
+
+    /// Takes out what it holds of its client's limits.
+    pub(crate) fn let_go(&self) -> Option<Arc<Charge>> {
+        self.state().held.take()
     }
 
     /// Sets what is left of the client's limits.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvlane_core::request::TenantKey;
 use kvlane_fleet::snapshot::Served;
 
 use crate::account::Account;
 use crate::attributes::Attributes;
 use crate::error::ApiError;
-use crate::limits::{Ask, Charge};
+use crate::limits::{Ask, Charge, Limited};
 use crate::proxy::Proxy;
 
 /// Tokens that an answer is charged until its end, where tenants are isolated.
@@ -41,12 +42,32 @@ pub(super) fn admit(
         prompt_tokens,
         output_tokens: &output_tokens,
     };
-    let (left, admitted) = proxy.limits.admit(proxy.fleet.clock, &ask);
+    let (left, admitted) = proxy.limits.admit(proxy.fleet.clock, &ask, account.let_go());
     account.set_left(left);
-    admitted.map_err(|limited| {
-        proxy.fleet.metrics.limits.note(&limited.key, &limited.model, limited.exceeded.kind);
-        ApiError::RateLimited(limited)
-    })
+    admitted.map_err(|limited| over(proxy, limited))
+}
+
+/// Lets a request wait for an endpoint that serves `name`, if its client is within its limit of concurrent requests.
+/// It counts until it is admitted, or its account is closed.
+pub(super) fn hold(
+    proxy: &Arc<Proxy>,
+    name: &str,
+    tenant: Option<TenantKey>,
+    account: &Account,
+) -> Result<(), ApiError> {
+    if account.holds() {
+        return Ok(());
+    }
+    let model = proxy.fleet.label_of(name);
+    let ask = Ask { tenant, model: &model, adapter: Some(name), prompt_tokens: 0, output_tokens: &|| 0 };
+    let held = proxy.limits.hold(proxy.fleet.clock, &ask).map_err(|limited| over(proxy, limited))?;
+    account.hold(held);
+    Ok(())
+}
+
+fn over(proxy: &Proxy, limited: Limited) -> ApiError {
+    proxy.fleet.metrics.limits.note(&limited.key, &limited.model, limited.exceeded.kind);
+    ApiError::RateLimited(limited)
 }
 
 /// The pool that serves a model name.

@@ -290,6 +290,9 @@ impl<'a> Attempts<'a> {
             // The scheduler already knows. The endpoint is not excluded: if all others stall too, it is
             // eligible again.
             Outcome::Broken(AttemptError::Stalled) => lease.stalled(),
+            // An engine answers as to a fault of its own if it cannot fetch the blocks.
+            Outcome::Broken(AttemptError::Transfer(_)) => lease.transfer_failed(),
+            Outcome::Faulty(_, Fault::Client | Fault::Unknown) if lease.is_split() => lease.transfer_failed(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
                 self.faulted.push(lease.endpoint.id);

@@ -1,8 +1,11 @@
 //! Why an attempt at an engine brought no response.
 
+use std::time::Duration;
+
 use kvlane_http::connections::UpstreamError;
 
 use kvlane_fleet::metrics::FailureKind;
+use kvlane_wire::disaggregation::NoParams;
 
 /// Why an attempt brought no response. It always happens before the client has received anything.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +19,26 @@ pub enum AttemptError {
     /// The worker's probes fail.
     #[error("its health probes failed before a response began")]
     Unfit,
+    /// The KV blocks that another worker computed did not arrive.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
+
+/// Why a worker did not get the KV blocks of a split request. Neither worker is to blame for certain.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The request cannot be changed as its prefill needs it.
+    #[error("its body cannot be split")]
+    Body,
+    /// The prefill answer does not say where the blocks are.
+    #[error(transparent)]
+    NothingToFetch(NoParams),
+    /// No token arrived in time.
+    #[error("no token arrived within {0:?} of the prefill (disaggregation.transfer_timeout)")]
+    Late(Duration),
+    /// The prefill worker is no longer healthy.
+    #[error("the prefill worker's health probes failed before a response began")]
+    PrefillGone,
 }
 
 // === impl AttemptError ===
@@ -33,12 +56,17 @@ impl AttemptError {
             },
             Self::Unfit => FailureKind::unfit,
             Self::Stalled => FailureKind::stalled,
+            Self::Transfer(_) => FailureKind::transfer,
         }
     }
 
     /// Whether it is a timeout.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::Upstream(UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_)))
+        matches!(
+            self,
+            Self::Upstream(UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_))
+                | Self::Transfer(TransferError::Late(_))
+        )
     }
 
     /// Whether the connection broke after the worker may have received the request.

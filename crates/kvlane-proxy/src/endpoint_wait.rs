@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::request::Parts;
 use kvlane_core::decision::Rejection;
 use kvlane_fleet::empty_pools::NoRoom;
 use kvlane_fleet::metrics::ModelLabel;
@@ -10,12 +11,15 @@ use kvlane_wire::server_timing::Stage;
 use tokio::time::{Instant, sleep_until};
 
 use crate::account::Account;
+use crate::admission::hold;
+use crate::auth::identity;
 use crate::error::ApiError;
 use crate::proxy::Proxy;
 
 /// A request that waits each time it finds no endpoint, until its time is up.
 pub(crate) struct EndpointWait<'a> {
-    proxy: &'a Proxy,
+    proxy: &'a Arc<Proxy>,
+    parts: &'a Parts,
     account: &'a Account,
     deadline: Instant,
     /// When it first found no endpoint.
@@ -27,9 +31,14 @@ pub(crate) struct EndpointWait<'a> {
 // === impl EndpointWait ===
 
 impl<'a> EndpointWait<'a> {
-    /// For a request that must be answered by `deadline`.
-    pub(crate) fn new(proxy: &'a Arc<Proxy>, account: &'a Account, deadline: Instant) -> Self {
-        Self { proxy, account, deadline, since: None, again: false }
+    /// For a request with this head, which must be answered by `deadline`.
+    pub(crate) fn new(
+        proxy: &'a Arc<Proxy>,
+        parts: &'a Parts,
+        account: &'a Account,
+        deadline: Instant,
+    ) -> Self {
+        Self { proxy, parts, account, deadline, since: None, again: false }
     }
 
     /// Returns when the request should be tried again after this error.
@@ -37,6 +46,15 @@ impl<'a> EndpointWait<'a> {
     /// # Errors
     /// The error, if waiting does not help; otherwise why the wait has ended.
     pub(crate) async fn after(&mut self, error: ApiError) -> Result<(), ApiError> {
+        let waited = self.wait(error).await;
+        if waited.is_err() {
+            // Before its client learns of the error, and may ask again.
+            drop(self.account.let_go());
+        }
+        waited
+    }
+
+    async fn wait(&mut self, error: ApiError) -> Result<(), ApiError> {
         let ApiError::NoEndpoint { model, retry_after_s, .. } = error else { return Err(error) };
         let fleet = &self.proxy.fleet;
         let label = fleet.label_of(&model);
@@ -56,6 +74,11 @@ impl<'a> EndpointWait<'a> {
         if timeout.is_zero() {
             return Err(failed(model));
         }
+        let tenant = {
+            let reader = self.proxy.attribute_reader.load();
+            reader.read(&self.parts.headers, None, identity(self.parts)).tenant()
+        };
+        hold(self.proxy, &model, tenant, self.account)?;
         let mut waits = match fleet.empty_pools.wait(&model, Arc::clone(&label), most) {
             Ok(waits) => waits,
             Err(NoRoom::Full) => {

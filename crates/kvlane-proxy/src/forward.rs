@@ -10,6 +10,8 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::Api;
+use kvlane_wire::disaggregation::Connector;
+use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
 
 use crate::account::Account;
@@ -31,6 +33,7 @@ use crate::relay::{Limits, Relay};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
+use crate::split;
 
 /// The API or path that a client requests.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +71,7 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
-    let mut wait = EndpointWait::new(proxy, account, deadline);
+    let mut wait = EndpointWait::new(proxy, parts, account, deadline);
     loop {
         let body = body.clone();
         match serve(proxy, upstreams, wanted, parts, body, account, (deadlines, deadline)).await {
@@ -104,20 +107,24 @@ async fn serve(
         relay(answer, None, account, limits, None)
     };
     loop {
-        let lease = match attempts.place().await {
+        let mut lease = match attempts.place().await {
             Ok(lease) => lease,
             // The last attempt's error says more.
             Err(refused) => {
                 return attempts.said().unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
             }
         };
-        let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
+        let (lease, outcome) = match split_of(&mut lease, wanted) {
+            Some((leg, how)) => Box::pin(split::answer(attempts.patience(), lease, leg, &sending, how)).await,
+            None => hedge::answer(&mut attempts, lease, &sending, turned_down).await,
+        };
         match outcome {
             Outcome::Answered(mut answer) => {
                 if answer.status.is_success() {
                     attempts.succeeded();
                 }
-                account.timeline.answered(answer.sent, lease.attempt().map(Attempt::id));
+                let waited_for = if lease.is_split() { Stage::Transfer } else { Stage::Engine };
+                account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(proxy, account, wanted.api(), &body, &answer);
                 let Some(transcript) = transcript else {
@@ -129,6 +136,7 @@ async fn serve(
                 let (proxy, upstreams) = (Arc::clone(proxy), Arc::clone(upstreams));
                 let (parts, account) = (parts.clone(), Arc::clone(account));
                 let excluded = excluded_for(&routed, &parts);
+                let routed = Routed { may_split: false, ..routed };
                 let asked = Asked { proxy, upstreams, parts, account, routed, excluded };
                 return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
             }
@@ -142,6 +150,13 @@ async fn serve(
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
         }
     }
+}
+
+/// Of a split request its prefill leg, its API and how its blocks travel.
+fn split_of(lease: &mut Lease, wanted: Wanted) -> Option<(Lease, (Api, Connector))> {
+    let leg = lease.take_leg()?;
+    let connector = lease.proxy().fleet.settings().disaggregation.connector?;
+    Some((leg, (wanted.api()?, connector)))
 }
 
 /// Endpoints that must not serve the request: those without its model, and those of other ranks if the client names

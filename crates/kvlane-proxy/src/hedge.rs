@@ -44,7 +44,7 @@ struct Race {
 // === impl Sending ===
 
 impl Sending<'_> {
-    async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
+    pub(super) async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
         let head = request_head(self.parts, lease, self.body.len(), self.account);
         self.upstreams
             .send(&lease.worker.upstream, &self.parts.method, &head, self.body, || lease.sent())

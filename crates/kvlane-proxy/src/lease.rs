@@ -34,6 +34,8 @@ pub struct Lease {
     /// The scheduler's decision.
     pub placement: Placement,
     prompt_tokens: u32,
+    /// Whether its client asks for a stream.
+    streams: bool,
     received: Nanos,
     /// When it was placed.
     pub placed: Nanos,
@@ -51,6 +53,10 @@ pub struct Lease {
     before: Option<u64>,
     /// Its answer is not seen.
     passes_by: bool,
+    /// For a request that is split: its prefill leg, until its blocks have arrived.
+    leg: Option<Box<Lease>>,
+    /// For a prefill leg: when its prompt was computed.
+    prefilled: Nanos,
     /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
     /// What the scheduler learns of the whole answer, under one lock together with the request's end.
@@ -80,6 +86,7 @@ impl Lease {
             request,
             placement,
             prompt_tokens: routed.prompt_tokens,
+            streams: routed.attributes.streams(),
             received: routed.received,
             placed,
             charge: routed.charge.clone(),
@@ -90,6 +97,8 @@ impl Lease {
             untold: 0,
             before: None,
             passes_by: false,
+            leg: None,
+            prefilled: placed,
             outcome: Vec::new(),
         }
     }
@@ -116,6 +125,69 @@ impl Lease {
         &self.pool
     }
 
+    /// This lease with its prefill leg.
+    pub(crate) fn with_leg(mut self, leg: Option<Self>) -> Self {
+        self.leg = leg.map(|mut leg| {
+            // The client is charged once.
+            leg.charge = None;
+            Box::new(leg)
+        });
+        self
+    }
+
+    /// Whether its client asks for a stream.
+    pub(crate) fn streams(&self) -> bool {
+        self.streams
+    }
+
+    /// Whether another worker computes its prompt.
+    pub fn is_split(&self) -> bool {
+        self.placement.prefill.is_some()
+    }
+
+    /// The name of the endpoint that computes its prompt, if that is another.
+    pub(crate) fn prefill_endpoint(&self) -> Option<Arc<str>> {
+        let leg = self.placement.prefill?;
+        self.pool.endpoint(leg.endpoint).map(|endpoint| Arc::clone(&endpoint.name))
+    }
+
+    /// Its prefill leg.
+    pub(crate) fn take_leg(&mut self) -> Option<Lease> {
+        self.leg.take().map(|leg| *leg)
+    }
+
+    /// Keeps its prefill leg until its blocks have arrived.
+    pub(crate) fn hold(&mut self, leg: Self) {
+        self.leg = Some(Box::new(leg));
+    }
+
+    /// For a prefill leg: the prompt is computed, and its blocks can be fetched. `usage` is the engine's count.
+    pub(crate) fn computed(&mut self, usage: Option<Usage>) {
+        self.prefilled = self.proxy.fleet.clock.now();
+        self.pool.begin(self.request);
+        let reported = usage.and_then(|usage| {
+            let cached_tokens = usage.cached_tokens?;
+            Some(ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens })
+        });
+        if let (Some(usage), Some(feed)) = (usage, &self.endpoint.feed) {
+            let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
+            feed.note_answer(self.prefilled, self.received, computed_tokens, self.pool.known_block_tokens());
+        }
+        let request = self.request;
+        let answered = reported.map(|reported| Input::Answered { request, reported });
+        self.pool.step_all(answered.into_iter().chain([Input::Succeeded { request }]));
+        // From here on its engine makes no progress on it.
+        self.pass_by();
+    }
+
+    /// The blocks of a split request did not arrive.
+    pub fn transfer_failed(&self) {
+        self.lost();
+        self.trace_failure(FailureKind::transfer.name());
+        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::transfer);
+        self.pool.step(Input::TransferFailed { request: self.request });
+    }
+
     /// Seconds from now until its whole answer should have arrived.
     pub(crate) fn expected_end_s(&self) -> Option<f64> {
         self.pool.router.read(|scheduler| scheduler.expected_end_s(self.request))
@@ -137,12 +209,17 @@ impl Lease {
     /// The request is sent to the worker: from here on it uses the worker, and a client that disconnects is charged.
     pub fn sent(&self) {
         if let Some(charge) = self.charge.as_ref().filter(|_| !self.sent.swap(true, Ordering::Relaxed)) {
-            charge.sent(self.placement.overlap_tokens);
+            charge.sent(self.held_tokens());
         }
     }
 
+    /// Leading prompt tokens that the endpoint is expected to hold that computes the prompt.
+    fn held_tokens(&self) -> u32 {
+        self.placement.prefill.map_or(self.placement.overlap_tokens, |leg| leg.overlap_tokens)
+    }
+
     /// The worker failed the request: the client is not charged.
-    fn lost(&self) {
+    pub(crate) fn lost(&self) {
         if let Some(charge) = self.charge.as_ref().filter(|_| self.sent.swap(false, Ordering::Relaxed)) {
             charge.lost();
         }
@@ -152,6 +229,7 @@ impl Lease {
     /// are unknown.
     pub fn begin(&mut self) {
         self.pool.begin(self.request);
+        self.leg = None;
         if let Some(charge) = &self.charge {
             charge.note(None, self.before.unwrap_or(0));
         }
@@ -188,6 +266,9 @@ impl Lease {
             self.untold -= told;
             self.pool.progress(self.request, first, told);
         }
+        if first && let Some(leg) = self.leg.take() {
+            self.pool.metrics.kv_transfer.observe((now - leg.prefilled).as_secs_f64());
+        }
     }
 
     /// The response is complete: records its measurements. `usage` is the engine's count, if it reports one.
@@ -212,12 +293,14 @@ impl Lease {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
             self.outcome.push(Input::Wrote { request: self.request, output_tokens });
         }
-        metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
+        metrics.predicted_tokens.inc_by(self.held_tokens().into());
         metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
-            if let Some(feed) = &self.endpoint.feed {
+            // The engine that decodes a split request reports the tokens that the other had cached (vLLM with NIXL), or
+            // counts transferred ones as cached: neither says which blocks are new to it.
+            if let Some(feed) = self.endpoint.feed.as_ref().filter(|_| !self.is_split()) {
                 let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
                 feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
             }

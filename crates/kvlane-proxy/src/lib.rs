@@ -48,6 +48,7 @@ pub mod salt;
 pub mod service;
 pub mod settings;
 mod socket;
+mod split;
 #[cfg(test)]
 mod testing;
 pub mod timeline;

@@ -88,6 +88,7 @@ pub(super) fn route(
     account.timeline.enter(Stage::Place);
     let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
     let routed = Routed {
+        may_split: false,
         served,
         chain: Vec::new(),
         prompt_tokens: 0,

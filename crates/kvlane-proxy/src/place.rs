@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvlane_core::decision::{Placement, Refused, Rejection};
+use kvlane_core::decision::{Placement, PrefillLeg, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::scheduler::{Input, Output};
@@ -67,7 +67,9 @@ impl Proxy {
     ) -> Result<Option<Lease>, Refused> {
         let pool = &routed.served.pool;
         let id = self.next_request_id();
+        let may_split = matches!(kind, AttemptKind::Again(_)) && routed.may_split && pool.router.may_split();
         let request = SchedulingRequest {
+            leg: may_split.then(|| self.next_request_id()),
             excluded: Arc::clone(excluded),
             attempt: if let AttemptKind::Again(attempt) = kind { attempt } else { 0 },
             hedge: if let AttemptKind::Hedge(waited) = kind { Some(waited) } else { None },
@@ -110,7 +112,26 @@ impl Proxy {
             pool.step(Input::Finished { request: id });
             return None;
         };
+        let leg = match placement.prefill {
+            None => None,
+            Some(leg) => {
+                let Some(endpoint) = pool.endpoint(leg.endpoint) else {
+                    pool.step(Input::Finished { request: id });
+                    return None;
+                };
+                let PrefillLeg { overlap_tokens, knowledge, feed, .. } = leg;
+                let at = Placement {
+                    endpoint: leg.endpoint,
+                    overlap_tokens,
+                    knowledge,
+                    feed,
+                    prefill: None,
+                    ..placement
+                };
+                Some(Lease::new(Arc::clone(self), routed, endpoint, leg.id, at))
+            }
+        };
         endpoint.note_selection(placement.reason);
-        Some(Lease::new(Arc::clone(self), routed, endpoint, id, placement))
+        Some(Lease::new(Arc::clone(self), routed, endpoint, id, placement).with_leg(leg))
     }
 }

@@ -8,6 +8,8 @@ use crate::lease::Lease;
 
 /// The endpoint that answers.
 const BACKEND: HeaderName = HeaderName::from_static("x-router-backend");
+/// The endpoint that computed its prompt, if that was another.
+const PREFILL: HeaderName = HeaderName::from_static("x-router-prefill");
 /// Why it was chosen.
 const REASON: HeaderName = HeaderName::from_static("x-router-reason");
 
@@ -29,6 +31,11 @@ pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease) {
     unmark(headers);
     if let Ok(backend) = HeaderValue::from_str(&lease.endpoint.name) {
         headers.insert(BACKEND, backend);
+    }
+    if let Some(prefill) = lease.prefill_endpoint()
+        && let Ok(prefill) = HeaderValue::from_str(&prefill)
+    {
+        headers.insert(PREFILL, prefill);
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;
     let reason = match (knowledge, feed) {

@@ -11,6 +11,7 @@ use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::tokenize::Counted;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::Api;
+use kvlane_wire::disaggregation::{may_split, strip_transfer_params};
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -49,33 +50,37 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let (served, attributes, seed, estimated, salt, pinned) = rendered(api, body, |parsed, prompt| {
-        let served = match &parsed.model {
-            Some(model) => named_pool(proxy, model)?,
-            None => only_pool(proxy, api)?,
-        };
-        // An alias of a model shares its blocks; an adapter does not.
-        let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
-        let reader = proxy.attribute_reader.load();
-        let theirs = parsed.cache_salt.as_deref();
-        let ours = isolates.then(|| reader.salt(&parts.headers, identity(parts), theirs));
-        let salt = ours.as_deref().or(theirs);
-        let seed = ChainSeed::new(&served.pool.model, adapter, salt);
-        let apart = salt.map_or(0, apart);
-        let estimates = served.pool.counting.is_estimate();
-        let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
-        let before = parsed.previous_response.as_deref();
-        let origin = before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
-        Ok((served, attributes, seed, estimated, (ours, apart), origin.map(|origin| origin.worker)))
-    })?;
+    let (served, attributes, seed, estimated, salt, (pinned, reserved)) =
+        rendered(api, body, |parsed, prompt| {
+            let served = match &parsed.model {
+                Some(model) => named_pool(proxy, model)?,
+                None => only_pool(proxy, api)?,
+            };
+            // An alias of a model shares its blocks; an adapter does not.
+            let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
+            let reader = proxy.attribute_reader.load();
+            let theirs = parsed.cache_salt.as_deref();
+            let ours = isolates.then(|| reader.salt(&parts.headers, identity(parts), theirs));
+            let salt = ours.as_deref().or(theirs);
+            let seed = ChainSeed::new(&served.pool.model, adapter, salt);
+            let apart = salt.map_or(0, apart);
+            let estimates = served.pool.counting.is_estimate();
+            let estimated =
+                estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
+            let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
+            let before = parsed.previous_response.as_deref();
+            let origin =
+                before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
+            let pinned = origin.map(|origin| origin.worker);
+            Ok((served, attributes, seed, estimated, (ours, apart), (pinned, parsed.reserved)))
+        })?;
     let (ours, apart) = salt;
     let pool = &served.pool;
     let counted = match estimated {
         Some(estimated) => estimated,
         None => {
-            // A request over a limit is rejected before its tokens are counted.
-            drop(admit(proxy, &served, attributes, 0, account)?);
+            // A request over a limit is rejected before its tokens are counted. Meanwhile it counts as concurrent.
+            account.hold(admit(proxy, &served, attributes, 0, account)?);
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = proxy.fleet.clock.now();
             timeline.enter_at(Stage::Tokenize, asked);
@@ -96,10 +101,16 @@ pub(super) async fn route(
     timeline.enter(Stage::Place);
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
+    // What only a gateway may say to an engine is not relayed.
+    let stripped = reserved.then(|| strip_transfer_params(body)).transpose()?;
+    let body = stripped.as_ref().unwrap_or(body);
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
+    let connector = proxy.fleet.settings().disaggregation.connector;
+    let connector = connector.filter(|_| pool.router.may_split() && pinned.is_none());
+    let may_split = connector.is_some_and(|connector| may_split(connector, api, body).is_ok());
     let routed = Routed {
         served,
         chain,
@@ -111,9 +122,10 @@ pub(super) async fn route(
         deadline,
         charge,
         prompt,
+        may_split,
         pinned,
     };
-    Ok((routed, salted))
+    Ok((routed, salted.or(stripped)))
 }
 
 /// Whether engines accept `cache_salt` in bodies of this API.

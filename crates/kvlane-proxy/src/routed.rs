@@ -31,6 +31,8 @@ pub struct Routed {
     pub charge: Option<Arc<Charge>>,
     /// The key of its prompt for counting engine deaths.
     pub prompt: PromptKey,
+    /// Whether one worker may compute its prompt and another decode its answer.
+    pub(crate) may_split: bool,
     /// The worker that holds the object it refers to.
     pub pinned: Option<WorkerId>,
 }

@@ -57,7 +57,8 @@ impl World {
             let spec = WorkerSpec::new(format!("http://10.0.0.{n}:8000"));
             let worker = Arc::new(Worker::new(WorkerId(n), &spec, Origin::Config, None).expect("a worker"));
             worker.state().healthy = true;
-            pool.join(&worker, Rank { number: 0, source: None }, false, None).expect("room");
+            pool.join(&worker, Rank { number: 0, source: None }, false, None, Default::default())
+                .expect("room");
         }
         let auth = Auth::read(&Security::default()).expect("no keys");
         let tls = Tls::read(&TlsConfig::default()).expect("no files");
@@ -84,6 +85,7 @@ impl World {
             deadline: Instant::now() + Duration::from_secs(600),
             charge: None,
             prompt: PromptKey(1),
+            may_split: false,
             pinned: None,
         }
     }

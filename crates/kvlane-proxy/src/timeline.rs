@@ -87,10 +87,11 @@ impl Timeline {
         self.trace.as_ref()
     }
 
-    /// An engine that has had the whole request since `at` answers it; `attempt` is its span in a trace.
-    pub fn answered(&self, at: Instant, attempt: Option<SpanId>) {
+    /// An engine that has had the whole request since `at` answers it; `attempt` is its span in a trace. What it has waited
+    /// for is `stage`: the engine, or its KV blocks.
+    pub fn answered(&self, at: Instant, stage: Stage, attempt: Option<SpanId>) {
         let mut state = self.state();
-        state.enter(Stage::Engine, self.clock.at(at));
+        state.enter(stage, self.clock.at(at));
         if state.closed.is_none() {
             state.winner = attempt;
         }

@@ -81,6 +81,21 @@ pub enum Fault {
         /// End.
         until: Option<Nanos>,
     },
+    /// Transfers of KV blocks that an endpoint sends fail, or take long.
+    Transfers {
+        /// Time, from the start of the world.
+        at: Nanos,
+        /// Its index in the fleet.
+        endpoint: usize,
+        /// Share of the transfers that fail when they should have ended.
+        failed: f64,
+        /// Share of the transfers that take longer.
+        slow: f64,
+        /// By how much.
+        slow_by: Nanos,
+        /// End.
+        until: Option<Nanos>,
+    },
     /// An endpoint gets no new requests.
     Drain {
         /// Time, from the start of the world.
@@ -122,6 +137,7 @@ impl Fault {
             | Self::Busy { at, .. }
             | Self::CutFeed { at, .. }
             | Self::FloodFeed { at, .. }
+            | Self::Transfers { at, .. }
             | Self::Drain { at, .. }
             | Self::Replace { at, .. }
             | Self::Reload { at } => at,
@@ -139,6 +155,7 @@ impl Fault {
             | Self::Busy { endpoint, .. }
             | Self::CutFeed { endpoint, .. }
             | Self::FloodFeed { endpoint, .. }
+            | Self::Transfers { endpoint, .. }
             | Self::Drain { endpoint, .. }
             | Self::Replace { endpoint, .. } => Some(endpoint),
             Self::Reload { .. } => None,
@@ -155,6 +172,7 @@ impl Fault {
             | Self::Busy { until, .. }
             | Self::CutFeed { until, .. }
             | Self::FloodFeed { until, .. }
+            | Self::Transfers { until, .. }
             | Self::Drain { until, .. }
             | Self::Replace { back_at: until, .. } => until,
             Self::Reset { .. } | Self::Reload { .. } => None,

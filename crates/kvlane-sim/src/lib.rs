@@ -25,9 +25,9 @@ pub use kvlane_trace::plan::Plan;
 pub use engine::{
     Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
 };
-pub use outcome::{Failure, Outcome};
+pub use outcome::{Failure, Outcome, Split};
 pub use pool::Eviction;
 pub use tier::CpuTier;
-pub use transfer::{Transfer, TransferConfig};
+pub use transfer::{Connector, Transfer, TransferConfig};
 pub use workload::Drive;
-pub use world::{PrefillPool, ReportFeed, Run, Send, World, WorldConfig};
+pub use world::{ReportFeed, Run, Send, World, WorldConfig};

@@ -1,5 +1,7 @@
 //! The result of one request in a world.
 
+use std::collections::BTreeMap;
+
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
 use kvlane_trace::record::Record;
@@ -32,8 +34,21 @@ pub struct Outcome {
     pub reusable_tokens: u32,
     /// Answer tokens received.
     pub output_tokens: u32,
+    /// Its course, if its last attempt was split between two endpoints.
+    pub split: Option<Split>,
     /// Why it was not answered in full.
     pub failure: Option<Failure>,
+}
+
+/// The course of a request whose prompt one endpoint computes for another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Split {
+    /// The endpoint that computes the prompt, as an index in the fleet.
+    pub prefill: u16,
+    /// Time at which the prompt is computed.
+    pub computed: Option<Nanos>,
+    /// Time at which its KV blocks are where it is decoded.
+    pub arrived: Option<Nanos>,
 }
 
 /// Why a request was not answered in full.
@@ -75,9 +90,25 @@ impl Outcome {
         self.first_token.map(|first| (self.end - first).as_secs_f64() / f64::from(gaps))
     }
 
+    /// Seconds from the computed prompt to the arrival of its KV blocks, if it was split: the wait for blocks and for the
+    /// link included.
+    pub fn transfer_s(&self) -> Option<f64> {
+        let Split { computed, arrived, .. } = self.split?;
+        Some((arrived? - computed?).as_secs_f64())
+    }
+
     /// Seconds to the end.
     pub fn e2e_s(&self) -> f64 {
         (self.end - self.due).as_secs_f64()
+    }
+
+    /// Seconds of the stages of a split request, by the names of the gateway's `Server-Timing`: `prefill`, from its arrival
+    /// until its prompt was computed, and `transfer`.
+    fn stages_s(&self) -> BTreeMap<String, f64> {
+        let computed = self.split.and_then(|split| split.computed);
+        let prefill = computed.map(|computed| ("prefill", (computed - self.due).as_secs_f64()));
+        let transfer = self.transfer_s().map(|transfer_s| ("transfer", transfer_s));
+        prefill.into_iter().chain(transfer).map(|(name, secs)| (name.to_owned(), secs)).collect()
     }
 
     /// The record that a replay of `trace` started at `start` would write. Endpoints are named by their index, and a
@@ -104,6 +135,7 @@ impl Outcome {
             after: asked.after.filter(|&after| after < self.request).map(u64::from),
             think_s: asked.think_s.map(f64::from),
             attempts: Some(u32::from(self.attempts)),
+            stages_s: self.stages_s(),
             ..Record::default()
         }
     }
@@ -160,6 +192,11 @@ mod tests {
             moved_tokens: 0,
             reusable_tokens: 32,
             output_tokens: 5,
+            split: Some(Split {
+                prefill: 1,
+                computed: Some(Nanos::from_millis(12_250)),
+                arrived: Some(Nanos::from_millis(12_750)),
+            }),
             failure: None,
         };
         let record = outcome.record(&trace, at(10));
@@ -174,6 +211,7 @@ mod tests {
             (Some(0), Some(32), Some(32))
         );
         assert_eq!((record.cached_tokens, record.attempts), (Some(16), Some(2)));
+        assert_eq!((record.stages_s["prefill"], record.stages_s["transfer"]), (0.25, 0.5));
         assert!(record.is_ok());
         for (failure, status, class) in [
             (Failure::Rejected(Rejection::QueueFull), 503, "status"),

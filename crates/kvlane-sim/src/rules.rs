@@ -14,6 +14,9 @@ pub struct Rules {
     /// Time from sending a request to an endpoint to its first token, after which the attempt has failed.
     /// [`Nanos::MAX`] is never; an attempt at an endpoint that probes find down has failed in any case.
     pub first_token: Nanos,
+    /// Time from the answer of a request's prefill leg to its first token, after which the transfer of its KV blocks has
+    /// failed.
+    pub transfer: Nanos,
     /// Time without a further token after which an answer has failed.
     pub between_tokens: Nanos,
     /// Pauses before attempts.
@@ -38,6 +41,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             first_token: Nanos::from_secs(300),
+            transfer: Nanos::from_secs(30),
             between_tokens: Nanos::from_secs(300),
             backoff: Backoff::default(),
             probes: Probes {

@@ -9,6 +9,7 @@ mod turns;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvlane_core::decision::Rejection;
+use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::index::{approx, exact};
 use kvlane_core::load::InFlight;
 use kvlane_core::policy::PolicyConfig;
@@ -20,7 +21,8 @@ use kvlane_sim::chaos::{self, Action, Death, Script};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
-    Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
+    Connector, Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, TransferConfig, World,
+    WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace};
 
@@ -44,6 +46,7 @@ struct Case {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     requests: u32,
+    split: u32,
     /// Had a healthy endpoint all the time.
     promised: u32,
     retried: u32,
@@ -70,7 +73,7 @@ fn conversations(rng: &mut Rng, length: Nanos) -> Trace {
 }
 
 /// The script's actions as faults of a world: each with the one that ends it. Some that drain are replaced, some that
-/// are slow are busy instead; a world has no certificates.
+/// are slow are busy instead, and some feeds that are cut are links that fail; a world has no certificates.
 fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
     let ends = |begun: Action, ended: Action| match begun {
         Action::Kill { engine } | Action::Die { engine, .. } => ended == Action::Restart { engine },
@@ -102,6 +105,14 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
             }
             Action::Reset { engine } => Some(Fault::Reset { at, endpoint: engine }),
             Action::BlackHole { engine } => Some(Fault::BlackHole { at, endpoint: engine, until }),
+            Action::CutFeed { engine } if other => Some(Fault::Transfers {
+                at,
+                endpoint: engine,
+                failed: 0.3,
+                slow: 0.3,
+                slow_by: Nanos::from_secs(3),
+                until,
+            }),
             Action::CutFeed { engine } => Some(Fault::CutFeed { at, endpoint: engine, until }),
             Action::FloodFeed { engine } => Some(Fault::FloodFeed { at, endpoint: engine, until }),
             Action::Drain { engine } if other => {
@@ -113,6 +124,20 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
         });
     }
     faults
+}
+
+/// Engines' parts in one fleet of two, and their link: each engine is for all or has a role, and all are connected, so
+/// that each can serve a request alone where no other can.
+fn disaggregation(engines: usize, rng: &mut Rng) -> (Vec<Part>, TransferConfig) {
+    let (is_on, has_roles, is_slow) = (rng.below(2) == 0, rng.below(2) == 0, rng.below(2) == 0);
+    let connector = if rng.below(2) == 0 { Connector::Pull } else { Connector::Push };
+    let mut part = |_| {
+        let role = if has_roles { Role::ALL[rng.below(3)] } else { Role::Both };
+        Part { role, network: Some(0), serves_alone: true }
+    };
+    let parts = if is_on { (0..engines).map(&mut part).collect() } else { Vec::new() };
+    let link = TransferConfig { connector, ..TransferConfig::default() };
+    (parts, if is_slow { TransferConfig { slow_share: 0.05, slow_s: 20.0, ..link } } else { link })
 }
 
 /// Another policy, and other limits.
@@ -165,13 +190,14 @@ fn case(seed: u64) -> Case {
         exact: exact.then_some(exact::Config { memory_bytes_max: 1 << 22 }),
         block_tokens: BLOCK_TOKENS,
     };
+    let (parts, link) = disaggregation(engines, &mut rng);
     let config = WorldConfig {
         engines: vec![engine; engines],
         reloaded: Some(reloaded(&router, &mut rng)),
         router,
-        prefill: None,
+        parts,
         fetch_tokens_min: None,
-        link: TransferConfig::default(),
+        link,
         routing_delay: Nanos::from_millis(1),
         reports: Some(ReportFeed { interval: Nanos::from_millis(500), age: Nanos::from_millis(20) }),
         events: EventFeed { delay: Nanos::from_millis(5), ..EventFeed::default() },
@@ -180,6 +206,7 @@ fn case(seed: u64) -> Case {
         attempts_max: 6,
         rules: Some(Rules {
             first_token: Nanos::from_secs(2),
+            transfer: Nanos::from_secs(1),
             between_tokens: Nanos::from_secs(3),
             probes: Probes {
                 interval: Nanos::from_millis(500),
@@ -227,6 +254,7 @@ fn check_requests(case: &Case, run: &Run, tally: &mut Tally) {
         );
         let count = |which: &mut u32, it: bool| *which += u32::from(it);
         count(&mut tally.requests, true);
+        count(&mut tally.split, outcome.split.is_some());
         count(&mut tally.promised, had_healthy);
         count(&mut tally.retried, failure.is_none() && attempts > 1);
         count(&mut tally.broken, failure == Some(Failure::Broken) && first_token.is_some());
@@ -245,7 +273,10 @@ fn check_world(world: &World) {
     let router = world.router();
     assert_eq!(router.read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
     let ids = router.read(|scheduler| {
+        let transfers = scheduler.transfers();
+        assert!(transfers.links(world.now()).all(|link| link.in_flight == 0));
         for endpoint in scheduler.pool().endpoints() {
+            assert_eq!(transfers.in_flight(endpoint.id), 0);
             assert_eq!(endpoint.load.in_flight, InFlight::default());
             assert!(endpoint.healthy && !endpoint.draining, "{} is fit again", endpoint.name);
         }
@@ -287,8 +318,9 @@ fn whatever_goes_wrong_each_request_has_one_end_and_fails_only_where_it_must() {
         );
     }
     // Every kind of event has occurred.
-    let Tally { requests, promised, retried, broken, busy, nobody, shed, given_up } = tally;
+    let Tally { requests, split, promised, retried, broken, busy, nobody, shed, given_up } = tally;
     assert!(requests > 100_000 && promised > requests / 2 && retried > requests / 50, "{tally:?}");
+    assert!(split > requests / 20, "{tally:?}");
     let failed = [broken, nobody, shed, given_up];
     assert!(failed.iter().all(|&count| (100..requests / 20).contains(&count)), "{tally:?}");
     assert!(busy < requests / 100, "{tally:?}");

@@ -1,4 +1,4 @@
-//! Replaces one member of a request body and leaves all others as they are.
+//! Replaces members of a request body and leaves all others as they are.
 
 use crate::json::{JsonError, Scanner};
 
@@ -20,21 +20,53 @@ pub fn with_model(body: &str, model: &str) -> Result<Vec<u8>, JsonError> {
 
 /// A body with this text as its only member of that name, whatever escapes its keys use.
 fn with_member(body: &str, name: &str, text: &str) -> Result<Vec<u8>, JsonError> {
-    let mut out = Vec::with_capacity(body.len() + name.len() + text.len() + 8);
-    let mut put = |pieces: &[&str]| pieces.iter().for_each(|piece| out.extend_from_slice(piece.as_bytes()));
-    let mut scanner = Scanner::new(body);
-    put(&["{\"", name, "\":", &serde_json::Value::from(text).to_string()]);
+    let added = format!("\"{name}\":{}", quoted(text));
+    edited(body, &added, |key, _| if key == name { Change::Remove } else { Change::Keep })
+}
+
+/// What becomes of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It stays, byte for byte.
+    Keep,
+    /// It is left out.
+    Remove,
+    /// It gets this value, which is JSON.
+    Replace(Vec<u8>),
+}
+
+/// An object with `added`, members in JSON without braces, followed by its own members as `change` leaves them: it
+/// gets each key, decoded, and the text of its value.
+pub(crate) fn edited(
+    object: &str,
+    added: &str,
+    mut change: impl FnMut(&str, &str) -> Change,
+) -> Result<Vec<u8>, JsonError> {
+    let mut out = Vec::with_capacity(object.len() + added.len() + 8);
+    out.push(b'{');
+    out.extend_from_slice(added.as_bytes());
+    let mut scanner = Scanner::new(object);
     let mut walk = scanner.object()?;
     while let Some(key) = walk.key(&mut scanner)? {
-        scanner.peek()?;
         let value = scanner.skip()?;
-        if key.decode() != name {
-            put(&[",\"", key.raw(), "\":", value]);
-        }
+        let replaced = match change(&key.decode(), value) {
+            Change::Keep => None,
+            Change::Remove => continue,
+            Change::Replace(value) => Some(value),
+        };
+        out.extend_from_slice(if out.len() > 1 { b",\"" } else { b"\"" });
+        out.extend_from_slice(key.raw().as_bytes());
+        out.extend_from_slice(b"\":");
+        out.extend_from_slice(replaced.as_deref().unwrap_or(value.as_bytes()));
     }
     scanner.end()?;
-    put(&["}"]);
+    out.push(b'}');
     Ok(out)
+}
+
+/// A text as a JSON string.
+pub(crate) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Nothing here waits, grows without a bound or panics on bad input.
 //!
 //! - [`openai`]: a request body to a parsed request and a rendered prompt.
+//! - [`disaggregation`]: a request's body to those of its two legs.
 //! - [`sse`]: a stream of server-sent events to token counts; [`resume`] continues it when its engine dies.
 //! - [`engine`]: a metrics page to a load report; [`models`]: a model list to its entries.
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
@@ -12,6 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod api;
+pub mod disaggregation;
 pub mod edit;
 pub mod engine;
 pub mod ext_proc;

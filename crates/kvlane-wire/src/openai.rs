@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 use crate::api::Api;
+use crate::disaggregation::reserved::is_reserved;
 use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
 
 /// Longest accepted session name. Longer ones are ignored: they would be stored per session, and truncation could merge
@@ -57,6 +58,9 @@ pub struct ParsedRequest<'a> {
     pub prompts: u32,
     /// Whether any prompt is given as token ids.
     pub token_ids: bool,
+    /// Whether it has members that only a gateway may send to an engine, and which must not be relayed; see
+    /// [`strip_transfer_params`](crate::disaggregation::strip_transfer_params).
+    pub reserved: bool,
 }
 
 /// Why a body cannot be placed. Always a client error; a retry does not help.
@@ -186,10 +190,7 @@ const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
 /// rendering is at most a small multiple of the body's size.
 pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<ParsedRequest<'a>, ParseError> {
     prompt.clear();
-    let text = match simdutf8::basic::from_utf8(body) {
-        Ok(text) => text,
-        Err(_) => return Err(ParseError::NotUtf8 { at: valid_up_to(body) }),
-    };
+    let text = utf8(body)?;
     let mut reader = Reader { scanner: Scanner::new(text), out: prompt };
     if text.trim_ascii_start().is_empty() {
         return Err(ParseError::Empty);
@@ -208,7 +209,8 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
         let key = key.decode();
         let known = own.iter().chain(&SHARED).enumerate().find(|(_, (name, _))| *name == key);
         let Some((index, &(name, field))) = known else {
-            reader.scanner.skip()?;
+            let value = reader.scanner.skip()?;
+            request.reserved |= is_reserved(&key, value);
             continue;
         };
         if seen >> index & 1 == 1 {
@@ -277,9 +279,12 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
     if found { Ok(request) } else { Err(ParseError::Missing { field: own[0].0 }) }
 }
 
-/// Slow UTF-8 check that returns the error position, which the SIMD check does not.
-fn valid_up_to(body: &[u8]) -> usize {
-    std::str::from_utf8(body).map_or_else(|error| error.valid_up_to(), str::len)
+/// A body as text.
+pub(crate) fn utf8(body: &[u8]) -> Result<&str, ParseError> {
+    // A second, slow check returns the position of the error, which the SIMD check does not.
+    simdutf8::basic::from_utf8(body).map_err(|_| ParseError::NotUtf8 {
+        at: std::str::from_utf8(body).map_or_else(|error| error.valid_up_to(), str::len),
+    })
 }
 
 impl From<JsonError> for ParseError {
@@ -671,6 +676,7 @@ mod tests {
                 session: Some("u".into()),
                 prompts: 1,
                 token_ids: false,
+                reserved: false,
             }
         );
     }

@@ -293,7 +293,7 @@ fn simulate(
         // The engines publish no KV events.
         router: router::Config { exact: None, ..settings.router(MODEL) },
         engines: vec![engine; args.engines],
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::ZERO,

@@ -18,7 +18,7 @@ const IN_CIRCLES: [(&str, usize); 6] = [
     ("kvlane-core", 12),
     ("kvlane-lab", 7),
     ("kvlane-mock", 12),
-    ("kvlane-sim", 6),
+    ("kvlane-sim", 7),
     ("kvlane-tokens", 3),
     ("kvlane-wire", 5),
 ];

@@ -186,6 +186,68 @@ async fn who_is_not_there_is_a_failure_and_the_others_are_examined() {
     assert_eq!(row(&report, 1, "prediction").0, "ok");
 }
 
+/// The rows about the configuration's workers and sources: verdicts and findings.
+fn of_sources(report: &Value) -> Vec<(&str, &str)> {
+    let rows = report["discovery"].as_array().expect("rows");
+    let text = |row: &'_ Value, key: &str| row[key].as_str().expect("text").to_owned();
+    assert!(rows.iter().all(|row| (row["verdict"] == "fail") == row["fix"].is_string()), "{rows:#?}");
+    assert!(rows.iter().all(|row| text(row, "name") == "discovery"));
+    rows.iter()
+        .map(|row| (row["verdict"].as_str().expect("text"), row["said"].as_str().expect("text")))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_workers_of_a_configuration_and_of_its_sources_are_examined() {
+    let files = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        let path = files.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let mut engines = Vec::new();
+    for _ in 0..3 {
+        engines.push(FakeEngine::start("m").await);
+    }
+    engines[2].require_key("sk-listed");
+    let [given, configured, listed] = [engines[0].url(), engines[1].url(), engines[2].url()];
+    let list =
+        write("workers.yaml", &format!("- {{url: '{listed}', api_key: sk-listed}}\n- url: '{configured}'\n"));
+    let config = write(
+        "kvlane.yaml",
+        &format!("workers: [{{url: '{configured}'}}]\ndiscovery: {{workers_file: {list}}}\n"),
+    );
+    let (_, told) = report(&["--no-request", "--timeout-secs", "0.5", "--config", &config, &given]).await;
+    let named = told["engines"].as_array().expect("engines").iter().map(|engine| engine["url"].as_str());
+    let expect = [&*given, &configured, &listed].map(Some);
+    assert_eq!(named.collect::<Vec<_>>(), expect, "each once, in this order");
+    for n in 0..3 {
+        assert_eq!(row(&told, n, "models").0, "ok", "each with its key: {told:#}");
+    }
+    assert_eq!(of_sources(&told), [("ok", "file names 2 workers")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_names_no_workers_is_a_failure_with_what_to_do() {
+    let files = tempfile::tempdir().expect("a directory");
+    let (list, config) = (files.path().join("workers.yaml"), files.path().join("kvlane.yaml"));
+    // No server is asked for a name that is too long for DNS.
+    let name = format!("http://{}:1", "a".repeat(64));
+    let discovery = format!("discovery: {{workers_file: {}, dns: ['{name}']}}\n", list.display());
+    std::fs::write(&config, discovery).expect("written");
+    let config = config.display().to_string();
+    let (code, told) = report(&["--config", &config]).await;
+    let [absent, no_file, unknown, no_name] = of_sources(&told)[..] else { panic!("{told:#}") };
+    assert_eq!((code, no_file), (Some(1), ("fail", "file names no workers")));
+    assert_eq!(no_name, ("fail", "dns names no workers"));
+    assert!(absent.1.contains("workers.yaml: cannot open"), "{absent:?}");
+    assert!(unknown.1.contains(&name) && unknown.1.contains("cannot resolve"), "{unknown:?}");
+    std::fs::write(&list, "[]\n").expect("written");
+    let (_, told) = report(&["--config", &config]).await;
+    assert_eq!(of_sources(&told)[0], ("fail", "file names no workers"));
+    assert!(told["discovery"][0]["fix"].as_str().is_some_and(|fix| fix.contains("workers_file")));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_tells_what_it_found() {
     let engine = FakeEngine::start("m").await;
@@ -212,6 +274,7 @@ fn what_cannot_be_done_is_a_matter_of_usage() {
         (&["http://a", "--chat-template", "x"], &["--tokenizer-path"]),
         (&["http://a", "--timeout-secs", "0"], &["0.001 to 3600"]),
         (&["http://a", "--gateway", "b"], &["http://host:port"]),
+        (&["--config", "/nowhere.yaml"], &["--config", "/nowhere.yaml"]),
     ] {
         let output = doctor(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

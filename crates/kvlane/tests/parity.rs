@@ -102,7 +102,7 @@ fn world(config: &Config, engines: usize, faults: Vec<Fault>, timing: TimingMode
         engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); engines],
         // The engines publish no KV events.
         router: router::Config { exact: None, ..settings.router(MODEL) },
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: Default::default(),
         routing_delay: Nanos(1),
@@ -113,6 +113,7 @@ fn world(config: &Config, engines: usize, faults: Vec<Fault>, timing: TimingMode
         attempts_max: 1 + config.retry.max_total_retries as u8,
         rules: Some(Rules {
             first_token: config.timeouts.first_byte_timeout.into(),
+            transfer: config.disaggregation.transfer_timeout.into(),
             between_tokens: config.server.stream_idle_timeout.into(),
             backoff: config.retry.backoff(),
             probes: Probes {

@@ -89,7 +89,8 @@ mod tests {
         let pool = ModelPool::new(model, router, Counting::Estimate, metrics, Clock::start(1.0), drained);
         let spec = WorkerSpec::new(format!("http://127.0.0.1:{worker}"));
         let worker = Worker::new(WorkerId(worker.into()), &spec, Origin::Config, None).expect("a good URL");
-        pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None).expect("room for one");
+        pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None, Default::default())
+            .expect("room for one");
         Arc::new(pool)
     }
 

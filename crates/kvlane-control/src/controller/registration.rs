@@ -1,11 +1,13 @@
 //! Registration: the endpoints of a worker in the pools of its models.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::metrics::Reached;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::{Rank, ServedName, Worker};
+use tokio::task::yield_now;
 
 use super::Controller;
 use super::names::list_names;
@@ -13,17 +15,30 @@ use super::names::list_names;
 // === impl Controller ===
 
 impl Controller {
-    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool, and lists
-    /// those names for clients.
+    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool. The caller
+    /// [lists](Self::list_names) those names.
     pub(super) fn register(
         &self,
         worker: &Arc<Worker>,
         names: Vec<ServedName>,
         ranks: Vec<Rank>,
-        turn: &MutexGuard<'_, ()>,
+        _turn: &MutexGuard<'_, ()>,
     ) {
         if self.place(worker, names, ranks) {
-            self.publish_names(turn);
+            self.unlisted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lists the names of all workers that have been registered. A list takes time in proportion to the fleet, so workers
+    /// that are registered at the same time share one.
+    pub(super) async fn list_names(&self) {
+        if self.unlisted.load(Ordering::Relaxed) {
+            // Others whose answers have come are registered first.
+            yield_now().await;
+            let turn = self.turn();
+            if self.unlisted.load(Ordering::Relaxed) {
+                self.publish_names(&turn);
+            }
         }
     }
 
@@ -34,6 +49,7 @@ impl Controller {
 
     /// Lists the names under which the workers serve, for clients.
     pub(super) fn publish_names(&self, _turn: &MutexGuard<'_, ()>) {
+        self.unlisted.store(false, Ordering::Relaxed);
         let names = |worker: &Arc<Worker>| (worker.id, Arc::clone(&worker.state().names));
         let served: Vec<_> = self.fleet.workers().values().map(names).collect();
         self.fleet.change_snapshot(|snapshot| list_names(snapshot, &served));
@@ -41,7 +57,9 @@ impl Controller {
 
     /// Makes the worker's endpoints those of `names` and `ranks`. Returns whether anything has changed.
     fn place(&self, worker: &Arc<Worker>, names: Vec<ServedName>, ranks: Vec<Rank>) -> bool {
-        let mut bases: Vec<&str> = match worker.spec.role.serves_requests() {
+        let disaggregation = self.fleet.settings().disaggregation.clone();
+        let part = disaggregation.part_of(worker);
+        let mut bases: Vec<&str> = match disaggregation.uses(worker.spec.role) {
             true => names.iter().map(|served| served.base.as_str()).collect(),
             // It is shown with its models, and no request goes there.
             false => Vec::new(),
@@ -72,7 +90,7 @@ impl Controller {
             let source = rank.source.clone().filter(|_| bases.len() == 1);
             let number = several.then_some(rank.number);
             let feed = source.map(|source| self.ingest.feed(worker, number, source));
-            match pool.join(worker, rank.clone(), several, feed) {
+            match pool.join(worker, rank.clone(), several, feed, part) {
                 Some(endpoint) => {
                     if let Some(feed) = &endpoint.feed {
                         self.ingest.open(feed, &pool, endpoint.id);
@@ -134,5 +152,68 @@ impl Controller {
         tracing::info!(model = base, policy = pool.policy(), "pool created");
         self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
         pool
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_fleet::Fleet;
+    use kvlane_fleet::clock::Clock;
+    use kvlane_fleet::settings::Settings;
+    use kvlane_fleet::tokenize::{Tokenizers, Tokens};
+    use kvlane_fleet::worker::Origin;
+    use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_http::network::Allowed;
+    use serde_json::json;
+    use tokio::runtime::Handle;
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::controller::Tasks;
+    use crate::health::Health;
+    use crate::index_snapshot::IndexSnapshot;
+    use crate::ingest::Ingest;
+
+    fn controller() -> Arc<Controller> {
+        let tokenizers = Tokenizers::start(&Tokens::default(), &Default::default()).expect("threads");
+        let (drained, drained_workers) = mpsc::unbounded_channel();
+        let clock = Clock::start(1.0);
+        let fleet = Arc::new(Fleet::new(Settings::default(), Arc::default(), clock, tokenizers, drained));
+        let index = Arc::new(IndexSnapshot::read(None, &clock));
+        let ingest = Ingest::new(Arc::clone(&fleet), Handle::current(), vec![Handle::current()]);
+        let tasks = Tasks::new(Handle::current(), CancellationToken::new());
+        let allowed = Arc::new(Allowed::default());
+        Controller::new(fleet, Health::default(), allowed, ingest, index, drained_workers, tasks)
+    }
+
+    /// Otherwise the time in which many workers join grows with the square of their number.
+    #[tokio::test]
+    async fn workers_that_are_registered_at_the_same_time_share_one_list_of_names() {
+        let controller = controller();
+        let mut joining = Vec::new();
+        for n in 1..=20 {
+            let id = controller.fleet.next_worker_id();
+            let spec = WorkerSpec::new(format!("http://10.0.0.{n}"));
+            let worker = Arc::new(Worker::new(id, &spec, Origin::Config, None).expect("a good URL"));
+            controller.fleet.workers().insert(id, Arc::clone(&worker));
+            let controller = Arc::clone(&controller);
+            joining.push(tokio::spawn(async move {
+                let names = vec![ServedName { name: "m".into(), base: "m".into(), card: json!({"id": "m"}) }];
+                {
+                    let turn = controller.turn();
+                    controller.register(&worker, names, vec![Rank { number: 0, source: None }], &turn);
+                }
+                controller.list_names().await;
+                Arc::clone(&controller.fleet.snapshot())
+            }));
+        }
+        let mut lists = Vec::new();
+        for joined in joining {
+            lists.push(joined.await.expect("no panic"));
+        }
+        let served = lists[0].by_name.get("m").expect("it is listed when the first one goes on");
+        assert_eq!((served.pool.endpoints().len(), served.lacking.len()), (20, 0));
+        assert!(lists.iter().all(|list| Arc::ptr_eq(list, &lists[0])), "one list for all");
     }
 }

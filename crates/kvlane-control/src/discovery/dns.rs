@@ -3,8 +3,10 @@
 //! A name is resolved again when the time to live of its answer has passed, within bounds. An answer replaces the
 //! previous one; a failure, an empty answer or a name that does not exist replaces nothing, because those are what a
 //! DNS server answers while it restarts: an engine that is really gone is found by probes.
+//!
+//! A certificate of an engine is checked against the host name in the URL, not against the address.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -96,6 +98,24 @@ pub async fn run_with_system(urls: Vec<String>, source: Source) {
     }
 }
 
+/// The workers behind `urls` now, with this machine's configuration, and what cannot be resolved.
+pub async fn resolve_once(urls: &[String]) -> (Targets, Vec<String>) {
+    match system() {
+        Ok(resolver) => resolve_all(urls, &resolver).await,
+        Err(problem) => (Targets::default(), vec![problem]),
+    }
+}
+
+async fn resolve_all(urls: &[String], resolver: &TokioResolver) -> (Targets, Vec<String>) {
+    let mut known = Vec::new();
+    for url in urls {
+        let mut one = Known::default();
+        one.note(in_time(url, resolver).await.map(|(workers, _)| workers));
+        known.push(one);
+    }
+    (union(&known), known.into_iter().filter_map(|known| known.problem).collect())
+}
+
 /// Publishes the addresses behind `urls`, and resolves them again and again.
 pub async fn run(urls: Vec<String>, resolver: TokioResolver, refresh: Refresh, source: Source) {
     let (tell, mut told) = mpsc::channel(urls.len().max(1));
@@ -115,14 +135,14 @@ pub async fn run(urls: Vec<String>, resolver: TokioResolver, refresh: Refresh, s
         known[n].note(resolved);
         let named = union(&known);
         // Before the first answer there is nothing to say: it is not that there are no workers.
-        let any = known.iter().any(|known| known.addresses.is_some());
+        let any = known.iter().any(|known| known.workers.is_some());
         if any && published.as_ref() != Some(&named) {
             source.publish(named.clone());
             published = Some(named);
         }
         let problems: Vec<&str> = known.iter().filter_map(|known| known.problem.as_deref()).collect();
         match problems.is_empty() {
-            true if known.iter().all(|known| known.addresses.is_some()) => source.confirm(),
+            true if known.iter().all(|known| known.workers.is_some()) => source.confirm(),
             true => {}
             false => {
                 let problem = problems.join("; ");
@@ -137,14 +157,14 @@ pub async fn run(urls: Vec<String>, resolver: TokioResolver, refresh: Refresh, s
 /// What is known about one URL.
 #[derive(Default)]
 struct Known {
-    /// The URLs of its addresses by the last answer; none before the first.
-    addresses: Option<Vec<String>>,
+    /// The workers at its addresses by the last answer; none before the first.
+    workers: Option<Vec<WorkerSpec>>,
     /// Why it could not be resolved the last time.
     problem: Option<String>,
 }
 
-/// The result of a resolution: the workers' URLs, or what is wrong.
-type Resolved = Result<Vec<String>, String>;
+/// The result of a resolution: the workers, or what is wrong.
+type Resolved = Result<Vec<WorkerSpec>, String>;
 
 // === impl Refresh ===
 
@@ -163,18 +183,21 @@ impl Refresh {
 impl Known {
     fn note(&mut self, resolved: Resolved) {
         match resolved {
-            Ok(addresses) => *self = Self { addresses: Some(addresses), problem: None },
+            Ok(workers) => *self = Self { workers: Some(workers), problem: None },
             Err(problem) => self.problem = Some(problem),
         }
     }
 }
 
-/// All addresses, each once: two names may lead to the same.
+/// All addresses, each once: two names may lead to the same, and the first one is used.
 fn union(known: &[Known]) -> Targets {
-    let urls: BTreeSet<&String> = known.iter().flat_map(|known| known.addresses.iter().flatten()).collect();
+    let mut by_url = BTreeMap::new();
+    for spec in known.iter().flat_map(|known| known.workers.iter().flatten()) {
+        by_url.entry(&spec.url).or_insert(spec);
+    }
     // The answer does not say which process runs at an address; probes find out when it restarts.
-    let target = |url: &String| Target { key: String::new(), spec: WorkerSpec::new(url), terminating: false };
-    Targets { workers: urls.into_iter().map(target).collect(), problems: Vec::new() }
+    let target = |spec: &WorkerSpec| Target { key: String::new(), spec: spec.clone(), terminating: false };
+    Targets { workers: by_url.into_values().map(target).collect(), problems: Vec::new() }
 }
 
 /// Resolves one URL again and again.
@@ -187,20 +210,23 @@ async fn follow(
 ) {
     let mut pause = refresh.least;
     loop {
-        let resolved = match timeout(RESOLUTION_MAX, resolve(&url, &resolver)).await {
-            Ok(resolved) => resolved,
-            Err(_) => Err(format!("{url}: no answer of the DNS server within {RESOLUTION_MAX:?}")),
-        };
+        let resolved = in_time(&url, &resolver).await;
         pause = refresh.after(resolved.as_ref().map(|(_, ttl)| *ttl).map_err(|_| ()), pause);
-        if tell.send((n, resolved.map(|(urls, _)| urls))).await.is_err() {
+        if tell.send((n, resolved.map(|(workers, _)| workers))).await.is_err() {
             return;
         }
         sleep(pause).await;
     }
 }
 
-/// The workers' URLs behind `url`, and for how long they hold.
-async fn resolve(url: &str, resolver: &TokioResolver) -> Result<(Vec<String>, Duration), String> {
+/// Like [`resolve`], within [`RESOLUTION_MAX`].
+async fn in_time(url: &str, resolver: &TokioResolver) -> Result<(Vec<WorkerSpec>, Duration), String> {
+    let late = |_| Err(format!("{url}: no answer of the DNS server within {RESOLUTION_MAX:?}"));
+    timeout(RESOLUTION_MAX, resolve(url, resolver)).await.unwrap_or_else(late)
+}
+
+/// The workers behind `url`, and for how long they hold.
+async fn resolve(url: &str, resolver: &TokioResolver) -> Result<(Vec<WorkerSpec>, Duration), String> {
     let address = Address::parse(url)?;
     let (places, ttl) = match address.has_port {
         true => by_name(&address.host, address.port, resolver).await,
@@ -211,7 +237,10 @@ async fn resolve(url: &str, resolver: &TokioResolver) -> Result<(Vec<String>, Du
         return Err(format!("{url}: {} addresses; the maximum is {ADDRESSES_MAX}", places.len()));
     }
     let scheme = if address.tls { "https" } else { "http" };
-    let worker = |place: SocketAddr| format!("{scheme}://{place}{}", address.base_path);
+    let worker = |place: SocketAddr| WorkerSpec {
+        tls_server_name: address.tls.then(|| address.host.trim_end_matches('.').to_owned()),
+        ..WorkerSpec::new(format!("{scheme}://{place}{}", address.base_path))
+    };
     Ok((places.into_iter().map(worker).collect(), ttl))
 }
 
@@ -305,7 +334,6 @@ async fn by_name(host: &str, port: u16, resolver: &TokioResolver) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::net::{Ipv4Addr, Ipv6Addr};
     use std::sync::{Arc, Mutex};
 
@@ -400,15 +428,19 @@ mod tests {
             queries.iter().filter(|(asked, of)| asked == name && *of == kind).count()
         }
 
-        async fn resolve(&self, url: &str) -> Result<(Vec<String>, Duration), String> {
+        async fn resolve(&self, url: &str) -> Result<(Vec<WorkerSpec>, Duration), String> {
             let resolver = at(self.address).expect("a resolver");
             timeout(PATIENCE, resolve(url, &resolver)).await.expect("an answer in time")
         }
 
         /// The URLs behind `url`.
         async fn urls(&self, url: &str) -> Vec<String> {
-            self.resolve(url).await.expect("it can be resolved").0
+            urls(self.resolve(url).await.expect("it can be resolved").0)
         }
+    }
+
+    fn urls(workers: Vec<WorkerSpec>) -> Vec<String> {
+        workers.into_iter().map(|worker| worker.url).collect()
     }
 
     /// Sockets of one port, which for either protocol may be another program's.
@@ -484,8 +516,9 @@ mod tests {
     async fn each_address_of_a_name_is_a_worker() {
         let server = Server::start().await;
         server.has("vllm.test", 7, &[[10, 0, 0, 2], [10, 0, 0, 1], [10, 0, 0, 2]]);
-        let (urls, ttl) = server.resolve("http://vllm.test:8000/engine").await.expect("right");
-        assert_eq!(urls, ["http://10.0.0.1:8000/engine", "http://10.0.0.2:8000/engine"]);
+        let (workers, ttl) = server.resolve("http://vllm.test:8000/engine").await.expect("right");
+        assert!(workers.iter().all(|worker| worker.tls_server_name.is_none()));
+        assert_eq!(urls(workers), ["http://10.0.0.1:8000/engine", "http://10.0.0.2:8000/engine"]);
         assert_eq!(ttl, Duration::from_secs(7));
         assert_eq!(server.asked("vllm.test", RecordType::AAAA), 0, "a host with both kinds is one engine");
     }
@@ -496,6 +529,24 @@ mod tests {
         let address: Ipv6Addr = "fd00::7".parse().expect("an address");
         server.says("vllm.test", RecordType::AAAA, Said::Records(5, vec![RData::AAAA(AAAA(address))]));
         assert_eq!(server.urls("https://vllm.test:8443").await, ["https://[fd00::7]:8443"]);
+    }
+
+    /// The certificate of each is checked against the name, because engines behind one name share a certificate.
+    #[tokio::test]
+    async fn workers_with_tls_have_certificates_for_the_name_that_was_resolved() {
+        let server = Server::start().await;
+        server.has("a.test", 7, &[[10, 0, 0, 1]]);
+        server.has("b.test", 7, &[[10, 0, 0, 1], [10, 0, 0, 2]]);
+        let (_running, mut seen) = started(&server, &["https://a.test:8443", "https://b.test:8443"]);
+        let both = |targets: &Targets| targets.workers.len() == 2;
+        let targets = loop {
+            let targets = timeout(PATIENCE, seen.next()).await.expect("in time").expect("it runs");
+            if both(&targets) && targets.workers[0].spec.tls_server_name.as_deref() == Some("a.test") {
+                break targets;
+            }
+        };
+        let names = targets.workers.iter().map(|target| target.spec.tls_server_name.as_deref());
+        assert_eq!(names.collect::<Vec<_>>(), [Some("a.test"), Some("b.test")], "the first of two names");
     }
 
     #[tokio::test]
@@ -522,8 +573,8 @@ mod tests {
         server.has("a.test", 20, &[[10, 0, 0, 1]]);
         server.has("b.test", 4, &[[10, 0, 0, 2]]);
         server.has("spare.test", 4, &[[10, 0, 0, 9]]);
-        let (urls, ttl) = server.resolve("http://vllm.test").await.expect("right");
-        assert_eq!(urls, ["http://10.0.0.1:8000", "http://10.0.0.1:8001", "http://10.0.0.2:9000"]);
+        let (workers, ttl) = server.resolve("http://vllm.test").await.expect("right");
+        assert_eq!(urls(workers), ["http://10.0.0.1:8000", "http://10.0.0.1:8001", "http://10.0.0.2:9000"]);
         assert_eq!(ttl, Duration::from_secs(4), "the shortest of all answers");
         assert_eq!(server.asked("spare.test", RecordType::A), 0, "it stands by");
         // Without SRV records it is a host like others.
@@ -544,6 +595,17 @@ mod tests {
             let problem = server.resolve(url).await.expect_err(url);
             assert!(problem.starts_with(url) && problem.contains(words), "{problem}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_question_without_a_gateway_names_all_workers_and_all_problems() {
+        let server = Server::start().await;
+        server.has("a.test", 5, &[[10, 0, 0, 1], [10, 0, 0, 2]]);
+        let asked = ["http://a.test:1", "http://unknown.test:1", "http://a.test:2"].map(str::to_owned);
+        let resolver = at(server.address).expect("a resolver");
+        let (targets, problems) = resolve_all(&asked, &resolver).await;
+        assert_eq!(targets.workers.len(), 4);
+        assert_eq!(problems, ["http://unknown.test:1: the host name unknown.test does not exist"]);
     }
 
     /// Invariant: A name that cannot be resolved, or has no addresses, leaves the fleet as it was.

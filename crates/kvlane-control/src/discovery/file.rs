@@ -100,7 +100,8 @@ pub fn parse(text: &str) -> Result<Targets, String> {
             }
         }
         if let Err(why) = Worker::new(WorkerId(0), spec, Origin::Config, None) {
-            return wrong(if why.starts_with("api_key") { "api_key" } else { "url" }, &why);
+            let keys = ["api_key", "tls_server_name"];
+            return wrong(keys.into_iter().find(|key| why.starts_with(key)).unwrap_or("url"), &why);
         }
         if let Some(first) = lines.insert(worker_name(&spec.url), n) {
             return wrong(

@@ -618,7 +618,13 @@ mod tests {
             };
             let feed = Arc::new(EventFeed::new(&fleet.settings().kv_events, facts));
             let pool = Arc::new(fleet.new_pool("m"));
-            let joined = pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None);
+            let joined = pool.join(
+                &Arc::new(worker),
+                Rank { number: 0, source: None },
+                false,
+                None,
+                Default::default(),
+            );
             let endpoint = joined.expect("room").id;
             let patience = Patience { connect: Duration::ZERO, heartbeat: Duration::ZERO };
             let (fleet, sockets) = (Arc::new(fleet), Handle::current());

@@ -27,12 +27,31 @@
 //! three tenths, and each queued request stands for two that will queue behind this one. docs/placement.md quantifies
 //! each term, docs/decisions/0010-fleet-cost.md lists the alternatives tried.
 //!
+//! Where a request may be split between two endpoints, each way to serve it has a price. Of a split, the endpoint that
+//! computes the prompt has the terms before the first token, the one that answers has the others, and in addition there
+//! are
+//!
+//! | Term | Seconds | Whose time it is |
+//! |---|---|---|
+//! | transfer | its learned mean | this request, until its first token |
+//! | second step | `3/2 s'` | this request, which waits for a step of the other endpoint too |
+//! | copy | `R/(1-R) p` | requests whose blocks the copy evicts |
+//! | room | see [`Terms::room_s`] | this request, until the other endpoint has room |
+//! | interrupted | `s' o i/(1-i)` | this request, whose decoding stalls during later prefills |
+//!
+//! "Interrupted" applies to whole requests there, too; `i` is the share of the last seconds that an endpoint's prompts have
+//! kept it from decoding. And the stall is `(p - s) d`: a prompt stalls answers for as long as its arithmetic exceeds the
+//! time in which a step reads the weights anyway. In a fleet where every endpoint does everything, both are the same
+//! everywhere and would not change a choice between endpoints; here they are what a split saves. Endpoints that have
+//! happened to compute prompts get fewer answers and so more prompts: a fleet divides itself as far as that pays.
+//!
 //! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
 //! slower machines too, which improves the mean and worsens the longest waits.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason};
+use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
 use crate::request::SchedulingRequest;
@@ -81,14 +100,30 @@ const MEMORY_REQUESTS: f64 = 256.0;
 /// Prior of the reuse share, and its weight in prompt tokens.
 const PRIOR_SHARE: f64 = 0.5;
 const PRIOR_TOKENS: f64 = 100_000.0;
+/// Endpoints of each leg whose pairs are priced.
+const PRICED_MAX: usize = 8;
 /// Time constant of the work placed on an endpoint: less than half is left after it.
 const WORK_MEMORY_S: f64 = 60.0;
+
+/// Weight of a second in which decoding requests stall, where that can be avoided by computing the prompt elsewhere. With
+/// 1/2, no fleet divides itself, and workloads with long prompts take 15 % longer (E2E, questions about documents).
+const SPLIT_STALL_WORTH: f64 = 1.0;
+/// Time constant of the share of time in which an endpoint's prompts keep it from decoding. With 90 s the division of a
+/// fleet forms too slowly.
+const STALL_MEMORY_S: f64 = 15.0;
+/// Largest such share.
+const STALL_SHARE_MAX: f64 = 0.9;
+/// Decode steps for which a request waits at the endpoint that its blocks come to: half of the one in progress, and its
+/// own.
+const STEPS_AFTER_TRANSFER: f64 = 1.5;
 
 /// The policy, with the reuse share and the work placed on each endpoint.
 pub struct FleetCost {
     without: Option<Term>,
     again: Again,
     work: ByEndpoint<Work>,
+    /// Seconds for which prompts placed on each endpoint keep it from decoding.
+    stalls: ByEndpoint<Work>,
 }
 
 /// Share of prompt tokens that had been sent before, as decaying sums.
@@ -114,6 +149,30 @@ struct Effect {
     with_s: f64,
 }
 
+/// The weights of the terms in one decision.
+struct Terms<'a> {
+    request: &'a SchedulingRequest,
+    now: Nanos,
+    output_tokens: f64,
+    usual: f64,
+    decode: f64,
+    slower: f64,
+    stall: f64,
+    /// Share of a decode step that hides the arithmetic of a prompt.
+    hidden: f64,
+    behind: f64,
+    again: f64,
+    new_prefix: f64,
+}
+
+/// The rows with the lowest costs, the lowest first. Pairs are priced among them only: the price of a pair is the sum of
+/// two rows' and of a transfer's, which seldom differs by more than rows do.
+#[derive(Default)]
+struct Best {
+    rows: [(f64, usize); PRICED_MAX],
+    len: usize,
+}
+
 // === impl Again ===
 
 impl Again {
@@ -136,8 +195,8 @@ impl Again {
 
 impl Work {
     /// The decayed work. A Taylor series of the exponential to second order, identical on every platform.
-    fn secs(&self, now: Nanos) -> f64 {
-        let spans = (now - self.at).as_secs_f64() / WORK_MEMORY_S;
+    fn secs(&self, now: Nanos, memory_s: f64) -> f64 {
+        let spans = (now - self.at).as_secs_f64() / memory_s;
         self.secs / (1.0 + spans + 0.5 * spans * spans)
     }
 }
@@ -159,14 +218,22 @@ impl Effect {
     }
 }
 
+impl Effect {
+    /// Seconds for which the prompt keeps others from decoding, if this share of a step hides arithmetic.
+    fn stalled_s(&self, hidden: f64) -> f64 {
+        (self.prefill_s - hidden * self.before_s).max(0.0)
+    }
+}
+
 /// The cost to the fleet of placing a request on an endpoint, in seconds, as far as the row determines it: the terms
 /// first token, decode, slower, stall and behind. Excludes the terms that depend on the policy's own state, so it can
 /// compare any policies.
 pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tokens: f64, row: &Candidate) -> f64 {
     let output_tokens = f64::from(output_tokens);
-    let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
+    let in_flight = row.load.in_flight;
+    let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = in_flight;
     let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
-    let decoding = f64::from(requests.saturating_sub(prefilling));
+    let decoding = f64::from(in_flight.decoding());
     row.rates.prefill_s(prefill_tokens, prefill_pairs)
         + prefill_s * (1.0 + STALL_WORTH * decoding + BEHIND * f64::from(prefilling))
         + DECODE_WORTH * output_tokens * with_s
@@ -178,57 +245,209 @@ pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tok
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { without: config.without, again: Again::default(), work: ByEndpoint::default() }
+        Self { without: config.without, again: Again::default(), work: ByEndpoint::default(), stalls: ByEndpoint::default() }
     }
 
     fn work_s(&self, id: EndpointId, now: Nanos) -> f64 {
-        self.work.get(id).map_or(0.0, |work| work.secs(now))
+        self.work.get(id).map_or(0.0, |work| work.secs(now, WORK_MEMORY_S))
+    }
+
+    /// Seconds by which a second of decoding at an endpoint gets longer because of prompts that are computed there.
+    fn interrupted(&self, id: EndpointId, now: Nanos) -> f64 {
+        let stalls_s = self.stalls.get(id).map_or(0.0, |work| work.secs(now, STALL_MEMORY_S));
+        let share = (stalls_s / STALL_MEMORY_S).min(STALL_SHARE_MAX);
+        share / (1.0 - share)
     }
 
     /// One, or zero for a term that is left out.
     fn weight(&self, term: Term) -> f64 {
         f64::from(u8::from(self.without != Some(term)))
     }
+
+    /// The weights of a decision, and the most prompt tokens that an endpoint was sent before.
+    fn terms<'a>(&self, cx: &PickContext<'a>, candidates: &[Candidate]) -> (u32, Terms<'a>) {
+        let (output_tokens, usual) = (f64::from(cx.output_tokens), cx.usual_output_tokens);
+        let sent = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens));
+        let seen_tokens = sent.max().unwrap_or(0);
+        let is_new = u64::from(seen_tokens) * 2 < u64::from(cx.request.prompt_tokens);
+        let (share, believed) = self.again.shares();
+        let uses = believed / (1.0 - believed);
+        let terms = Terms {
+            request: cx.request,
+            now: cx.now,
+            output_tokens,
+            usual,
+            decode: self.weight(Term::Decode) * DECODE_WORTH * output_tokens,
+            slower: self.weight(Term::Slower) * DECODE_WORTH * output_tokens.min(usual),
+            stall: self.weight(Term::Stall) * STALL_WORTH,
+            hidden: 0.0,
+            behind: self.weight(Term::Behind) * BEHIND,
+            again: self.weight(Term::Again) * share / (1.0 - share),
+            new_prefix: if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 },
+        };
+        (seen_tokens, terms)
+    }
+
+    /// Adds a placed request to the reuse share and to the work of its endpoints.
+    fn placed(&mut self, terms: &Terms<'_>, seen_tokens: u32, row: &Candidate, prefill: Option<&Candidate>) {
+        self.again.add(seen_tokens, terms.request.prompt_tokens);
+        let Effect { prefill_s, with_s, .. } = terms.effect(row);
+        let shared_s = terms.output_tokens * with_s / (f64::from(row.load.in_flight.requests) + 1.0);
+        match prefill {
+            None => self.add_work(row.endpoint, terms.now, prefill_s + shared_s),
+            Some(prefill) => {
+                self.add_work(prefill.endpoint, terms.now, terms.effect(prefill).prefill_s);
+                self.add_work(row.endpoint, terms.now, shared_s);
+            }
+        }
+    }
+
+    /// Adds the stall of answers at the endpoint that computes a prompt.
+    fn add_stall(&mut self, terms: &Terms<'_>, computes: &Candidate) {
+        let stalls = self.stalls.get_or_insert(computes.endpoint, Work::default);
+        let secs = stalls.secs(terms.now, STALL_MEMORY_S) + terms.effect(computes).stalled_s(1.0);
+        *stalls = Work { secs, at: terms.now };
+    }
+
+    fn add_work(&mut self, id: EndpointId, now: Nanos, added_s: f64) {
+        let secs = self.work_s(id, now) + added_s;
+        *self.work.get_or_insert(id, Work::default) = Work { secs, at: now };
+    }
+}
+
+// === impl Terms ===
+
+impl Terms<'_> {
+    fn effect(&self, row: &Candidate) -> Effect {
+        Effect::of(self.request, self.output_tokens, row)
+    }
+
+    /// Seconds for the recomputation of blocks that this prompt evicts, relative to its prefill.
+    fn evicted(&self, in_flight: &InFlight) -> f64 {
+        self.again
+            * (1.0 + DECODE_WORTH * f64::from(in_flight.decoding()) + BEHIND * f64::from(in_flight.prefilling))
+    }
+
+    /// Seconds before the first token, of this request and of others, if the prompt is computed here.
+    fn first_token_s(&self, row: &Candidate, effect: &Effect) -> f64 {
+        let in_flight = &row.load.in_flight;
+        let InFlight { prefilling, prefill_tokens, prefill_pairs, .. } = *in_flight;
+        let decoding = f64::from(in_flight.decoding());
+        row.rates.prefill_s(prefill_tokens, prefill_pairs)
+            + effect.prefill_s * (1.0 + self.behind * f64::from(prefilling) + self.evicted(in_flight))
+            + self.stall * effect.stalled_s(self.hidden) * decoding
+    }
+
+    /// The cost if one endpoint does both.
+    fn alone_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
+        let effect = self.effect(row);
+        let Effect { before_s, with_s, .. } = effect;
+        self.first_token_s(row, &effect)
+            + self.decode * with_s
+            + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
+            + self.new_prefix * work_s(row.endpoint)
+    }
+
+    /// The cost of a prompt that is decoded elsewhere.
+    fn prompt_s(&self, row: &Candidate) -> f64 {
+        self.first_token_s(row, &self.effect(row))
+    }
+
+    /// The cost of an answer whose prompt was computed elsewhere: its blocks are a copy that evicts others, and it waits
+    /// until there is room for them. The next turn, with this answer, is for this endpoint.
+    fn answer_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
+        let Effect { prefill_s, before_s, with_s } = self.effect(row);
+        prefill_s * self.again
+            + self.room_s(row, with_s)
+            + STEPS_AFTER_TRANSFER * with_s
+            + self.decode * with_s
+            + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
+            + self.new_prefix * work_s(row.endpoint)
+    }
+
+    /// Seconds until answers in flight have freed enough of the KV cache for this request, by the capacity that the
+    /// engine reports: each holds its context until it has its usual length.
+    fn room_s(&self, row: &Candidate, step_s: f64) -> f64 {
+        let capacity = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
+        let held = row.load.in_flight.context_tokens as f64;
+        let own = f64::from(self.request.prompt_tokens) + self.output_tokens;
+        let missing = capacity.map_or(0.0, |capacity| held + own - capacity as f64);
+        if missing <= 0.0 || held <= 0.0 {
+            return 0.0;
+        }
+        missing / held * self.usual * step_s
+    }
+}
+
+// === impl Best ===
+
+impl Best {
+    /// Keeps a row if it is among the cheapest.
+    fn offer(&mut self, cost: f64, row: usize) {
+        let at = self.rows[..self.len].partition_point(|&(other, _)| other <= cost);
+        if at == self.rows.len() {
+            return;
+        }
+        self.len = (self.len + 1).min(self.rows.len());
+        self.rows[at..self.len].rotate_right(1);
+        self.rows[at] = (cost, row);
+    }
+
+    fn rows(&self) -> &[(f64, usize)] {
+        &self.rows[..self.len]
+    }
 }
 
 impl Policy for FleetCost {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
-        let (request, now) = (cx.request, cx.now);
-        let (output_tokens, usual) = (f64::from(cx.output_tokens), cx.usual_output_tokens);
-        let sent = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens));
-        let seen_tokens = sent.max().unwrap_or(0);
-        let is_new = u64::from(seen_tokens) * 2 < u64::from(request.prompt_tokens);
-        let (share, believed) = self.again.shares();
-        let again = self.weight(Term::Again) * share / (1.0 - share);
-        let uses = believed / (1.0 - believed);
-        let new_prefix = if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 };
-        let decode = self.weight(Term::Decode) * DECODE_WORTH * output_tokens;
-        let slower = self.weight(Term::Slower) * DECODE_WORTH * output_tokens.min(usual);
-        let stall = self.weight(Term::Stall) * STALL_WORTH;
-        let behind = self.weight(Term::Behind) * BEHIND;
-
-        let row = cx.cheapest(candidates, |row| {
-            let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
-            let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
-            let decoding = f64::from(requests.saturating_sub(prefilling));
-            let prefilling = f64::from(prefilling);
-            let queue_s = row.rates.prefill_s(prefill_tokens, prefill_pairs);
-            let others = 1.0 + DECODE_WORTH * decoding + BEHIND * prefilling;
-            queue_s
-                + prefill_s * (1.0 + stall * decoding + behind * prefilling + again * others)
-                + decode * with_s
-                + slower * (with_s - before_s) * f64::from(requests)
-                + new_prefix * self.work_s(row.endpoint, now)
-        });
-
-        self.again.add(seen_tokens, request.prompt_tokens);
-        let Candidate { endpoint, load, .. } = candidates[row];
-        let Effect { prefill_s, with_s, .. } = Effect::of(request, output_tokens, &candidates[row]);
-        let shared_s = output_tokens * with_s / (f64::from(load.in_flight.requests) + 1.0);
-        let secs = self.work_s(endpoint, now) + prefill_s + shared_s;
-        *self.work.get_or_insert(endpoint, Work::default) = Work { secs, at: now };
+        let (seen_tokens, terms) = self.terms(cx, candidates);
+        let row = cx.cheapest(candidates, |row| terms.alone_s(row, |id| self.work_s(id, terms.now)));
+        self.placed(&terms, seen_tokens, &candidates[row], None);
         row
+    }
+
+    fn pick_split(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate], pairs: Pairs<'_>) -> Option<Pick> {
+        cx.reason = Reason::LowestCost;
+        let (seen_tokens, terms) = self.terms(cx, candidates);
+        let terms = Terms { stall: self.weight(Term::Stall) * SPLIT_STALL_WORTH, hidden: 1.0, ..terms };
+        let work = |id| self.work_s(id, terms.now);
+        let interrupted_s = |row: &Candidate| {
+            let stalls = self.weight(Term::Stall) * self.interrupted(row.endpoint, terms.now);
+            stalls * terms.output_tokens * terms.effect(row).with_s
+        };
+        let alone_s = |row: &Candidate| terms.alone_s(row, work) + interrupted_s(row);
+        let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row);
+        let may_serve = |row: &Candidate| row.part.may_serve_alone();
+        let alone = cx.cheapest_of(candidates, may_serve, alone_s);
+        let mut best = alone.map(|row| (alone_s(&candidates[row]), Pick::alone(row)));
+        let cheapest = |may: fn(&Part) -> bool, cost: &dyn Fn(&Candidate) -> f64| {
+            let mut best = Best::default();
+            for (row, candidate) in candidates.iter().enumerate().filter(|(_, row)| may(&row.part)) {
+                best.offer(cost(candidate), row);
+            }
+            best
+        };
+        let prefills = cheapest(Part::may_prefill, &|row| terms.prompt_s(row));
+        let decodes = cheapest(Part::may_decode, &answer_s);
+        for &(prompt_s, prefill) in prefills.rows() {
+            for &(answer_s, row) in decodes.rows() {
+                let (from, to) = (&candidates[prefill], &candidates[row]);
+                // Where no endpoint serves alone, a full pair is better than none.
+                if !from.can_prefill_for(to) || alone.is_some() && !pairs.has_room(from, to) {
+                    continue;
+                }
+                let cost_s = prompt_s + answer_s + pairs.transfer_s(cx.request, from, to);
+                if best.is_none_or(|(least_s, _)| cost_s < least_s) {
+                    best = Some((cost_s, Pick { row, prefill: Some(prefill) }));
+                }
+            }
+        }
+        let (_, pick) = best?;
+        let prefill = pick.prefill.map(|row| &candidates[row]);
+        self.add_stall(&terms, prefill.unwrap_or(&candidates[pick.row]));
+        self.placed(&terms, seen_tokens, &candidates[pick.row], prefill);
+        Some(pick)
     }
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::config::{ConfigError, Kind, Setting, below, within};
+use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
 use crate::rates::Rates;
@@ -32,6 +33,8 @@ pub struct Candidate {
     pub knowledge: Knowledge,
     /// The prediction of each source, for receipts.
     pub prediction: Prediction,
+    /// Its part in disaggregated serving.
+    pub part: Part,
     /// Its load before this request.
     pub load: Load,
     /// Its estimated speed.
@@ -45,12 +48,17 @@ impl Candidate {
     pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
         let prediction = Prediction { exact: 0, approximate: overlap_tokens };
         let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
-        Self { endpoint, overlap_tokens, knowledge, prediction, load, rates }
+        Self { endpoint, overlap_tokens, knowledge, prediction, part: Part::default(), load, rates }
     }
 
     /// Prompt tokens that it would have to compute for `request`.
     pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
         request.prompt_tokens.saturating_sub(self.overlap_tokens)
+    }
+
+    /// Whether it can compute a prompt for `decode` to answer.
+    pub fn can_prefill_for(&self, decode: &Self) -> bool {
+        self.endpoint != decode.endpoint && self.part.can_prefill_for(&decode.part)
     }
 
     /// Query-key pairs of the uncached tokens: each pairs with itself and every token before it.
@@ -62,11 +70,11 @@ impl Candidate {
     /// Expected time to first token of a request placed here now, in seconds: prefill of the queued prompts and its
     /// own, plus one step.
     pub fn first_token_s(&self, request: &SchedulingRequest) -> f64 {
-        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
-            self.load.in_flight;
+        let in_flight = self.load.in_flight;
+        let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
         let tokens = prefill_tokens + u64::from(self.uncached_tokens(request));
         let pairs = prefill_pairs + self.uncached_pairs(request);
-        let step_s = self.rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        let step_s = self.rates.decode_step_s(in_flight.decoding(), context_tokens);
         self.rates.prefill_s(tokens, pairs) + step_s
     }
 
@@ -191,10 +199,64 @@ impl PickContext<'_> {
     }
 }
 
+/// A policy's choice: where a request is decoded, and where its prompt is computed if that is elsewhere. Positions in
+/// the table of candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Decodes the answer.
+    pub row: usize,
+    /// Computes the prompt; `None` if the first does.
+    pub prefill: Option<usize>,
+}
+
+/// What a policy may ask about pairs of candidates.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    /// Learned times and limits.
+    pub transfers: &'a Transfers,
+    /// The time of the decision.
+    pub now: Nanos,
+}
+
+// === impl Pick ===
+
+impl Pick {
+    /// One endpoint does both.
+    pub const fn alone(row: usize) -> Self {
+        Self { row, prefill: None }
+    }
+}
+
+impl Pairs<'_> {
+    /// Whether one more request may be split between these two.
+    pub fn has_room(&self, prefill: &Candidate, decode: &Candidate) -> bool {
+        self.transfers.has_room(prefill.endpoint, decode.endpoint)
+    }
+
+    /// Seconds that the transfer is expected to take: of the tokens that `decode` does not hold.
+    pub fn transfer_s(&self, request: &SchedulingRequest, prefill: &Candidate, decode: &Candidate) -> f64 {
+        let tokens = decode.uncached_tokens(request);
+        self.transfers.expected_s(self.now, prefill.endpoint, decode.endpoint, tokens)
+    }
+}
+
 /// A placement policy.
 pub trait Policy: Send {
     /// Picks a row of a non-empty table.
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize;
+
+    /// Picks a row, or a pair of rows of which one [can prefill for the other](Candidate::can_prefill_for), of a table with such a
+    /// pair. `None` if
+    /// the policy knows no price of a split: then roles decide.
+    fn pick_split(
+        &mut self,
+        cx: &mut PickContext<'_>,
+        candidates: &[Candidate],
+        pairs: Pairs<'_>,
+    ) -> Option<Pick> {
+        let _ = (cx, candidates, pairs);
+        None
+    }
 }
 
 macro_rules! policies {
@@ -604,6 +666,7 @@ mod tests {
                     prefill_tokens,
                     prefill_pairs,
                     context_tokens,
+                    ..InFlight::default()
                 }
             });
         let rates = (rate(), rate(), rate(), rate(), rate());

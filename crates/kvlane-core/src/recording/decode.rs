@@ -64,12 +64,16 @@ impl<'a> Entries<'a> {
             Kind::Synopsis => {
                 return Some((at, Entry::Synopsis(serde_json::from_slice(rest.sized()?).ok()?)));
             }
-            Kind::Placed => {
+            Kind::Placed | Kind::Split => {
                 let request = request(rest)?;
                 let said = rest.number()?;
                 let endpoint = EndpointId::numbered(u32::try_from(said >> 4).ok()?);
                 let reason = *Reason::ALL.get((said & 0xF) as usize)?;
-                return Some((at, Entry::Placed { request, endpoint, reason }));
+                let prefill = match kind {
+                    Kind::Split => Some(EndpointId::numbered(rest.u32()?)),
+                    _ => None,
+                };
+                return Some((at, Entry::Placed { request, endpoint, reason, prefill }));
             }
             Kind::Refused => {
                 let request = request(rest)?;
@@ -181,6 +185,9 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     }
     if is(has::TPOT_SLO) {
         request.slo.tpot_ms = Some(rest.u32()?);
+    }
+    if is(has::LEG) {
+        request.leg = Some(RequestId(id.0.wrapping_add(unfolded(rest.number()?) as u64)));
     }
     request.whole_answer = is(has::WHOLE_ANSWER);
     if is(has::BLOCK_TOKENS) {

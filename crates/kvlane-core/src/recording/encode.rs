@@ -32,10 +32,11 @@ pub(super) enum Kind {
     Tick,
     Placed,
     Refused,
+    Split,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Synopsis,
         Self::Rare,
         Self::Reported,
@@ -54,6 +55,7 @@ impl Kind {
         Self::Tick,
         Self::Placed,
         Self::Refused,
+        Self::Split,
     ];
 }
 
@@ -90,6 +92,7 @@ pub(super) mod has {
     pub(in super::super) const BLOCK_TOKENS: u64 = 1 << 11;
     pub(in super::super) const TTFT_SLO: u64 = 1 << 12;
     pub(in super::super) const TPOT_SLO: u64 = 1 << 13;
+    pub(in super::super) const LEG: u64 = 1 << 14;
 }
 
 /// State of encoder and decoder within a segment.
@@ -155,10 +158,13 @@ impl Memory {
         request: RequestId,
         endpoint: EndpointId,
         reason: Reason,
+        prefill: Option<EndpointId>,
     ) {
-        self.begin(out, Kind::Placed, now, Some(request));
+        let kind = if prefill.is_some() { Kind::Split } else { Kind::Placed };
+        self.begin(out, kind, now, Some(request));
         let reason = Reason::ALL.iter().position(|other| *other == reason).unwrap_or(0);
         put(out, u64::from(endpoint.number()) << 4 | reason as u64);
+        prefill.iter().for_each(|prefill| put(out, u64::from(prefill.number())));
     }
 
     pub(super) fn refused(&mut self, out: &mut Vec<u8>, now: Nanos, request: RequestId, why: Rejection) {
@@ -212,6 +218,8 @@ impl Memory {
                 put(out, u64::from(*block_tokens));
             }
             Input::Joined { .. }
+            | Input::Assigned { .. }
+            | Input::TransferFailed { .. }
             | Input::Draining { .. }
             | Input::Left { .. }
             | Input::Health { .. }
@@ -246,6 +254,7 @@ impl Memory {
             output_tokens_max,
             whole_answer,
             hedge,
+            leg,
             head,
             slo,
             name,
@@ -267,6 +276,7 @@ impl Memory {
             | flag(hedge.is_some(), has::HEDGE)
             | flag(slo.ttft_ms.is_some(), has::TTFT_SLO)
             | flag(slo.tpot_ms.is_some(), has::TPOT_SLO)
+            | flag(leg.is_some(), has::LEG)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -287,6 +297,7 @@ impl Memory {
         hedge.iter().for_each(|waited| put(out, waited.0));
         slo.ttft_ms.iter().for_each(|most| put(out, u64::from(*most)));
         slo.tpot_ms.iter().for_each(|most| put(out, u64::from(*most)));
+        leg.iter().for_each(|leg| put(out, folded(leg.0.wrapping_sub(id.0) as i64)));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));
             self.block_tokens = block_tokens;

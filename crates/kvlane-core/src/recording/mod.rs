@@ -56,6 +56,8 @@ pub enum Entry {
         endpoint: EndpointId,
         /// Why it was chosen.
         reason: Reason,
+        /// Where its prompt is computed, if elsewhere.
+        prefill: Option<EndpointId>,
     },
     /// A result of the input: a request was rejected.
     Refused {

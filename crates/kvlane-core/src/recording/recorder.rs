@@ -92,7 +92,8 @@ impl Recorder {
             match *output {
                 Output::Dispatch { request, placement } => {
                     let (endpoint, reason) = (placement.endpoint, placement.reason);
-                    self.memory.placed(&mut self.segment.bytes, now, request, endpoint, reason);
+                    let prefill = placement.prefill.map(|leg| leg.endpoint);
+                    self.memory.placed(&mut self.segment.bytes, now, request, endpoint, reason, prefill);
                 }
                 Output::Reject { request, refused } => {
                     self.memory.refused(&mut self.segment.bytes, now, request, refused.why);

@@ -58,6 +58,8 @@ pub struct Step<'a> {
     pub input: &'a Input,
     /// The request placed by it, with endpoint and reason, as recorded.
     pub placed: Option<(RequestId, EndpointId, Reason)>,
+    /// The endpoint that computed its prompt, if that was another, as recorded.
+    pub prefill: Option<EndpointId>,
     /// The request rejected by it, and why, as recorded.
     pub refused: Option<(RequestId, Rejection)>,
     /// The choice of the replay's policy, and its reason.
@@ -134,7 +136,7 @@ impl Replay {
         &mut self,
         at: Nanos,
         input: &Input,
-        Outcome { placed, refused, .. }: Outcome,
+        Outcome { placed, prefill, refused, .. }: Outcome,
         explain: bool,
         each: &mut impl FnMut(&Step<'_>) -> bool,
     ) -> bool {
@@ -147,12 +149,15 @@ impl Replay {
             scheduler.set_explained(true);
         }
         self.out.clear();
-        let picked = scheduler.step_to(at, told, placed.map(|(_, endpoint, _)| endpoint), &mut self.out);
+        let picked =
+            scheduler.step_to(at, told, placed.map(|(_, endpoint, _)| (endpoint, prefill)), &mut self.out);
         self.tally.inputs += 1;
         if let Some((request, endpoint, reason)) = placed {
             let went = self.out.iter().any(|output| {
                 matches!(output, Output::Dispatch { request: who, placement }
-                    if *who == request && placement.endpoint == endpoint)
+                    if *who == request
+                        && placement.endpoint == endpoint
+                        && placement.prefill.map(|leg| leg.endpoint) == prefill)
             });
             self.tally.placed += 1;
             match (went, picked == Some((endpoint, reason))) {
@@ -162,7 +167,7 @@ impl Replay {
             }
         }
         let receipt = scheduler.receipts().iter().next_back();
-        let go_on = each(&Step { at, input, placed, refused, picked, receipt, scheduler });
+        let go_on = each(&Step { at, input, placed, prefill, refused, picked, receipt, scheduler });
         if explain {
             scheduler.set_explained(false);
         }
@@ -174,6 +179,7 @@ impl Replay {
 #[derive(Default)]
 struct Outcome {
     placed: Option<(RequestId, EndpointId, Reason)>,
+    prefill: Option<EndpointId>,
     refused: Option<(RequestId, Rejection)>,
     refusals: u64,
 }
@@ -186,8 +192,8 @@ impl Outcome {
         let mut outcome = Self::default();
         loop {
             match entries.peek() {
-                Some(Ok((_, Entry::Placed { request, endpoint, reason }))) => {
-                    outcome.placed = Some((*request, *endpoint, *reason));
+                Some(Ok((_, Entry::Placed { request, endpoint, reason, prefill }))) => {
+                    (outcome.placed, outcome.prefill) = (Some((*request, *endpoint, *reason)), *prefill);
                 }
                 Some(Ok((_, Entry::Refused { request, why }))) => {
                     outcome.refused = Some((*request, *why));

@@ -138,8 +138,10 @@ proptest! {
             memory.input(&mut bytes, at, &input);
             wanted.push((at, Entry::Input(sorted(input))));
             let (request, endpoint) = (RequestId(at.0 % 7), EndpointId::new(3, 9));
-            memory.placed(&mut bytes, at, request, endpoint, Reason::Affinity);
-            wanted.push((at, Entry::Placed { request, endpoint, reason: Reason::Affinity }));
+            let prefill = Some(EndpointId::new(4, 8)).filter(|_| at.0.is_multiple_of(2));
+            let reason = Reason::Affinity;
+            memory.placed(&mut bytes, at, request, endpoint, reason, prefill);
+            wanted.push((at, Entry::Placed { request, endpoint, reason, prefill }));
             memory.refused(&mut bytes, at, request, Rejection::BudgetSpent);
             wanted.push((at, Entry::Refused { request, why: Rejection::BudgetSpent }));
         }

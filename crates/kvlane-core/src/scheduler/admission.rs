@@ -37,10 +37,16 @@ pub(super) struct Dequeued {
 impl Input {
     /// Whether the input changes which endpoints accept requests, or their capacity.
     pub(super) fn changes_fleet(&self) -> bool {
-        use Input::{Draining, Health, Joined, Left, Reported, Stalled};
+        use Input::{Assigned, Draining, Health, Joined, Left, Reported, Stalled};
         matches!(
             self,
-            Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Stalled { .. } | Reported { .. }
+            Joined { .. }
+                | Assigned { .. }
+                | Draining { .. }
+                | Left { .. }
+                | Health { .. }
+                | Stalled { .. }
+                | Reported { .. }
         )
     }
 
@@ -222,7 +228,7 @@ impl Scheduler {
 
     /// Whether the pool's in-flight limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        let taken = self.flights.len() + self.dequeued.len();
+        let taken = self.in_flight() + self.dequeued.len();
         self.config.max_concurrent_requests > 0 && taken >= self.config.max_concurrent_requests as usize
     }
 

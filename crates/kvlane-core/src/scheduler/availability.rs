@@ -229,12 +229,14 @@ impl Scheduler {
                 overlap_tokens: endpoint.cache_accuracy.counting(prediction),
                 knowledge: endpoint.cache_accuracy.knowledge(),
                 prediction,
+                part: endpoint.part,
                 load: endpoint.load,
                 rates: self.learning.rates(endpoint),
             }
         };
         let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.max_requests_per_endpoint);
         let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
+        let serving = || candidates().filter(|endpoint| endpoint.part.could_serve_alone());
         self.rows.clear();
         let mut fit = Choice::Rows;
         if gated {
@@ -244,6 +246,7 @@ impl Scheduler {
         } else {
             self.rows.extend(candidates().map(row));
         }
+        self.splits.keep_parts(request, &mut self.rows);
         if self.rows.is_empty() {
             let worth_waiting = |endpoint: &Endpoint| {
                 matches!(
@@ -252,7 +255,7 @@ impl Scheduler {
                 )
             };
             // Only a retry may exceed an endpoint's in-flight limit.
-            let least_bad = candidates()
+            let least_bad = serving()
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
                 .min_by_key(|endpoint| fallback_order(endpoint, now, in_flight_max));
             fit = match least_bad {
@@ -262,11 +265,11 @@ impl Scheduler {
                     self.rows.push(row(endpoint));
                     Choice::Rows
                 }
-                None if candidates().next().is_some() => Choice::Later,
+                None if serving().next().is_some() => Choice::Later,
                 None => Choice::NoEndpoint,
             };
         } else if gated {
-            self.apply_slow_start(now);
+            self.apply_slow_start(now, request);
         }
         for &(endpoint, _) in overlap {
             self.overlap_by_slot[endpoint.slot()] = nothing;
@@ -279,8 +282,8 @@ impl Scheduler {
 
     /// Slow start: removes rows of recently recovered endpoints that have their share. The share grows from nothing to
     /// the mean of what the other endpoints have in flight, and is at least one request. It does not apply if there are
-    /// no others.
-    fn apply_slow_start(&mut self, now: Nanos) {
+    /// no others, and not if the others cannot serve the request.
+    fn apply_slow_start(&mut self, now: Nanos, request: &SchedulingRequest) {
         let back_since =
             |row: &Candidate| self.pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since);
         let settled = self.rows.iter().filter(|row| back_since(row).is_none());
@@ -292,6 +295,7 @@ impl Scheduler {
         }
         let mean = requests as f64 / count as f64;
         let slow_start_s = self.config.breaker.slow_start.as_secs_f64();
+        let before = if self.splits.any { self.rows.clone() } else { Vec::new() };
         let (pool, rows) = (&self.pool, &mut self.rows);
         rows.retain(|row| {
             let Some(since) = pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since) else {
@@ -300,6 +304,10 @@ impl Scheduler {
             let share = (now - since).as_secs_f64() / slow_start_s;
             f64::from(row.load.in_flight.requests) < (share * mean).max(1.0)
         });
+        self.splits.keep_parts(request, rows);
+        if rows.is_empty() {
+            *rows = before;
+        }
     }
 
     /// Whether an endpoint accepts a queued request in addition to those already dequeued, or waiting has become
@@ -311,10 +319,17 @@ impl Scheduler {
         let in_flight_max = self.config.max_requests_per_endpoint;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
         let availability = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
+        let serving = || candidates().filter(|endpoint| endpoint.part.could_serve_alone());
+        let free = || {
+            candidates()
+                .filter(|endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free)
+        };
+        let has_prefill = |endpoint: &Endpoint| {
+            let mut others = free().filter(|other| other.id != endpoint.id);
+            request.leg.is_some() && others.any(|other| other.part.can_prefill_for(&endpoint.part))
+        };
         let mut room = 0usize;
-        for endpoint in candidates()
-            .filter(|endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free)
-        {
+        for endpoint in free().filter(|free| free.part.could_serve_alone() || has_prefill(free)) {
             room = room.saturating_add(room_at(endpoint, in_flight_max));
             if room > self.dequeued.len() {
                 return true;
@@ -322,8 +337,7 @@ impl Scheduler {
         }
         room == 0
             && availability().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
-            && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
-                || candidates().next().is_none())
+            && (serving().any(|endpoint| !is_full(endpoint, in_flight_max)) || serving().next().is_none())
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::in_flight::InFlightRequest;
 use super::{Config, Scheduler};
 use crate::cache_accuracy::{Feed, Prediction};
+use crate::disaggregation::Part;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::forecast::Usual;
 use crate::load::LoadReport;
@@ -46,6 +47,8 @@ struct CheckpointEndpoint {
     draining: bool,
     #[serde(default)]
     stalled: bool,
+    #[serde(default)]
+    part: Part,
     feed: Feed,
     reported: Option<(LoadReport, Nanos)>,
     pace: Pace,
@@ -86,6 +89,7 @@ impl Scheduler {
                 healthy: endpoint.healthy,
                 draining: endpoint.draining,
                 stalled: endpoint.stalled,
+                part: endpoint.part,
                 feed: endpoint.cache_accuracy.feed(),
                 reported: endpoint.load.reported,
                 pace: endpoint.pace,
@@ -115,7 +119,7 @@ impl Scheduler {
         for (slot, (generation, endpoint)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
-            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) =
+            let Some(CheckpointEndpoint { name, healthy, draining, stalled, part, feed, reported, pace }) =
                 endpoint
             else {
                 continue;
@@ -123,13 +127,14 @@ impl Scheduler {
             scheduler.pool.join_at(id, name);
             scheduler.set_health(now, id, healthy);
             if let Some(endpoint) = scheduler.pool.get_mut(id) {
-                (endpoint.draining, endpoint.stalled) = (draining, stalled);
+                (endpoint.draining, endpoint.stalled, endpoint.part) = (draining, stalled, part);
                 endpoint.load.reported = reported;
                 endpoint.pace = pace;
                 endpoint.cache_accuracy.set_feed(feed);
             }
         }
         scheduler.update_admission_capacity();
+        scheduler.review_parts();
         for flight in flights {
             scheduler.resume(now, flight);
         }
@@ -170,6 +175,9 @@ impl Scheduler {
             timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
             account: Account::of(&asked, Lane::Active),
             output_tokens_due: 0,
+            receiving: None,
+            leg_of: None,
+            is_split: false,
             turn: None,
         });
     }

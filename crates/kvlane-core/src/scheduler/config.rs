@@ -17,6 +17,13 @@ use crate::timing::TimingModel;
 pub struct Config {
     /// The placement policy.
     pub policy: PolicyConfig,
+    /// Picks where prompts are computed that another endpoint decodes, if `policy` knows no price of that; without it, a
+    /// second one like `policy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_policy: Option<PolicyConfig>,
+    /// Uncached prompt tokens from which a request is split between two endpoints, where its price should not decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split_tokens_min: Option<u32>,
     /// Requests in flight in the whole pool beyond which further requests wait; 0 is no limit.
     #[serde(alias = "in_flight_max")]
     pub max_concurrent_requests: u32,
@@ -62,6 +69,8 @@ impl Config {
     pub fn new(policy: PolicyConfig) -> Self {
         Self {
             policy,
+            prefill_policy: None,
+            split_tokens_min: None,
             max_concurrent_requests: 0,
             max_requests_per_endpoint: 0,
             queue_size: 0,
@@ -85,6 +94,7 @@ impl Scheduler {
     /// initial state. What was learned about endpoints and answers stays; learned speeds are reset if the timing model
     /// changes.
     pub(super) fn configure(&mut self, now: Nanos, config: Config, out: &mut Vec<Output>) {
+        self.splits.configure(&self.config, &config);
         if config.policy != self.config.policy {
             self.policy = config.policy.build();
         }

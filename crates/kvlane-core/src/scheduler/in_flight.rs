@@ -10,6 +10,7 @@ use crate::cache_accuracy::Prediction;
 use crate::endpoint::EndpointId;
 use crate::queue::Account;
 use crate::request::{RequestId, SessionKey};
+use crate::time::Nanos;
 
 /// A request in flight and its reservations, released when it ends.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +39,35 @@ pub(super) struct InFlightRequest {
     pub(super) account: Account,
     /// Output tokens charged in advance that have not arrived.
     pub(super) output_tokens_due: u32,
+    /// The KV blocks that it waits for, if another endpoint computes its prompt.
+    pub(super) receiving: Option<Receiving>,
+    /// For a prefill leg: the request whose prompt it computes.
+    pub(super) leg_of: Option<RequestId>,
+    /// Whether its prompt is computed elsewhere, so that its engine's report of reuse says nothing.
+    pub(super) is_split: bool,
     /// Its conversation turn, where session admission is on.
     pub(super) turn: Option<Turn>,
+}
+
+/// KV blocks on their way from another endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receiving {
+    /// The prefill leg, and its endpoint.
+    pub(super) leg: RequestId,
+    pub(super) from: EndpointId,
+    /// Tokens to transfer.
+    pub(super) tokens: u32,
+    /// When the prompt was computed, once it is.
+    pub(super) since: Option<Nanos>,
+}
+
+// === impl InFlightRequest ===
+
+impl InFlightRequest {
+    /// Whether its blocks are on their way: to its endpoint, or from there.
+    pub(super) fn moving(&self) -> bool {
+        self.receiving.is_some() || self.leg_of.is_some() && self.computed
+    }
 }
 
 /// A turn of an admitted conversation.

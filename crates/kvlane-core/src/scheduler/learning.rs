@@ -74,6 +74,15 @@ impl Timed {
         }
     }
 
+    /// Its prompt is computed elsewhere: its first token is not timed.
+    pub(super) fn is_received(&mut self) {
+        self.work = None;
+    }
+
+    pub(super) fn placed(&self) -> Nanos {
+        self.placed
+    }
+
     pub(super) fn session(&self) -> Option<SessionKey> {
         self.session
     }
@@ -123,14 +132,14 @@ impl Learning {
         uncached_tokens: u32,
         uncached_pairs: u64,
     ) -> Timed {
-        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } = load.in_flight;
+        let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = load.in_flight;
         let tokens = prefill_tokens + u64::from(uncached_tokens);
         // On average, half a step passes before the request's first step begins.
         let steps = 1.5 + (tokens / STEP_TOKENS) as f64;
         let work = FirstTokenWork {
             tokens,
             prefill_s: self.base.prefill_s(tokens, prefill_pairs + uncached_pairs),
-            steps_s: steps * self.base.decode_step_s(requests.saturating_sub(prefilling), context_tokens),
+            steps_s: steps * self.base.decode_step_s(load.in_flight.decoding(), context_tokens),
         };
         let full = load.reported.is_some_and(|(reported, _)| {
             reported.kv_usage_ratio > FULL_RATIO
@@ -196,11 +205,11 @@ impl Learning {
 
     fn time(&mut self, now: Nanos, timed: &mut Timed, endpoint: Option<&mut Endpoint>) {
         let Some(endpoint) = endpoint else { return };
-        let InFlight { requests, prefilling, context_tokens, .. } = endpoint.load.in_flight;
+        let in_flight = endpoint.load.in_flight;
         let pace = &mut endpoint.pace;
         let (tokens, pairs) = (pace.prefilled_tokens, pace.prefilled_pairs);
         let prefill_s = self.base.prefill_s(tokens - timed.prefilled.0, pairs - timed.prefilled.1);
-        let step_s = self.base.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        let step_s = self.base.decode_step_s(in_flight.decoding(), in_flight.context_tokens);
         pace.tokens(&mut self.pace, now - timed.since, timed.untimed, step_s, prefill_s);
         (timed.since, timed.untimed, timed.prefilled) = (now, 0, (tokens, pairs));
     }

@@ -8,6 +8,7 @@ use super::Config;
 use crate::breaker;
 use crate::cache_accuracy::{self, Feed, KnowledgeChange, Prediction};
 use crate::decision::{Placement, Refused};
+use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
 use crate::request::{RequestId, SchedulingRequest};
@@ -27,6 +28,13 @@ pub enum Input {
         healthy: bool,
         /// Whether it accepts no new requests.
         draining: bool,
+    },
+    /// An endpoint's part in disaggregated serving changes. At first it serves requests alone.
+    Assigned {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// Its part.
+        part: Part,
     },
     /// An endpoint starts or stops draining: it accepts no new requests while draining.
     Draining {
@@ -135,6 +143,12 @@ pub enum Input {
     /// An endpoint failed a dispatched request: no answer, a broken answer or an error answer. Its [`Input::Finished`]
     /// follows.
     Failed {
+        /// The request.
+        request: RequestId,
+    },
+    /// The KV blocks of a split request did not arrive: the transfer failed, or took too long. The [`Input::Finished`] of
+    /// the request follows. Neither endpoint is to blame for it.
+    TransferFailed {
         /// The request.
         request: RequestId,
     },

@@ -14,19 +14,21 @@ mod estimated_prefills;
 mod in_flight;
 mod learning;
 mod messages;
+mod place;
 mod shadow;
 mod slo;
+mod split;
 
 use std::collections::BTreeMap;
 
 use crate::budget::Budget;
-use crate::cache_accuracy::{self, Feed, Knowledge, KnowledgeChange, Prediction};
+use crate::cache_accuracy::{self, KnowledgeChange, Prediction};
 use crate::decaying_counter::DecayingCounter;
-use crate::decision::{Placement, Receipts};
+use crate::decision::Receipts;
 use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
-use crate::queue::{Account, Lane, Queue, Waiting};
+use crate::policy::{Candidate, Policy, Reason};
+use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::Rates;
 use crate::request::RequestId;
 use crate::rng::Rng;
@@ -45,6 +47,7 @@ use estimated_prefills::EstimatedPrefills;
 use in_flight::{InFlightRequest, InFlightTable, Turn};
 use learning::{Learning, STEP_TOKENS};
 use shadow::Shadow;
+use split::Splits;
 
 /// Output tokens reported to the scheduler in one [`Input::Tokens`]; the last report of an answer may hold fewer.
 /// Batching keeps the ledger within a thousandth of a typical context at a sixteenth of the inputs. Gateway and
@@ -65,6 +68,7 @@ pub struct Scheduler {
     learning: Learning,
     estimated_prefills: EstimatedPrefills,
     availability: AvailabilitySummary,
+    splits: Splits,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
     queue_blocked: bool,
     /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
@@ -75,8 +79,8 @@ pub struct Scheduler {
     finished: DecayingCounter,
     policy: Box<dyn Policy>,
     shadow: Option<Box<Shadow>>,
-    /// Endpoint that the next placement uses, whatever the policy picks.
-    forced: Option<EndpointId>,
+    /// Endpoint that the next placement uses, whatever the policy picks, and the one that computes its prompt.
+    forced: Option<(EndpointId, Option<EndpointId>)>,
     /// The policy's own choice for the last placement.
     picked: Option<(EndpointId, Reason)>,
     rng: Rng,
@@ -100,6 +104,7 @@ impl Scheduler {
             learning: Learning::new(config.timing.as_deref()),
             estimated_prefills: EstimatedPrefills::default(),
             availability: AvailabilitySummary::default(),
+            splits: Splits::new(&config),
             queue_blocked: false,
             dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
@@ -137,7 +142,12 @@ impl Scheduler {
                 self.pool.set_draining(endpoint, draining);
                 self.report_drained(endpoint, out);
             }
-            Input::Left { endpoint } => self.pool.leave(endpoint),
+            Input::Assigned { endpoint, part } => self.assign(endpoint, part),
+            Input::Left { endpoint } => {
+                self.pool.leave(endpoint);
+                self.splits.transfers.forget(endpoint);
+                self.review_parts();
+            }
             Input::Health { endpoint, healthy } => self.set_health(now, endpoint, healthy),
             Input::Stalled { endpoint, stalled } => self.stall(now, endpoint, stalled),
             Input::Blamed { endpoint } => self.count_failure(now, endpoint, out),
@@ -159,6 +169,7 @@ impl Scheduler {
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
                 self.apply_outcome(now, &input, out);
             }
+            Input::TransferFailed { request } => self.lost(now, request),
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
@@ -173,14 +184,14 @@ impl Scheduler {
         self.drain_queue(now, out);
     }
 
-    /// Like [`Scheduler::step`], but a request placed by this input goes to `forced` if that endpoint accepts
-    /// requests. Used by a replay, which follows the recorded placements. Returns the policy's own choice and its
+    /// Like [`Scheduler::step`], but a request placed by this input goes to `forced`, the second of which computes its
+    /// prompt, if these endpoints accept requests. Used by a replay, which follows the recorded placements. Returns the policy's own choice and its
     /// reason, if a request was placed.
     pub fn step_to(
         &mut self,
         now: Nanos,
         input: Input,
-        forced: Option<EndpointId>,
+        forced: Option<(EndpointId, Option<EndpointId>)>,
         out: &mut Vec<Output>,
     ) -> Option<(EndpointId, Reason)> {
         (self.forced, self.picked) = (forced, None);
@@ -238,19 +249,20 @@ impl Scheduler {
     /// When an endpoint with requests in flight is expected to make progress; `None` if it is idle.
     pub fn expected(&self, endpoint: EndpointId) -> Option<Expected> {
         let endpoint = self.pool.get(endpoint)?;
-        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
-            endpoint.load.in_flight;
+        let in_flight = endpoint.load.in_flight;
+        let InFlight { requests, moving, prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
         let mut flights = self.flights.iter().filter(|flight| flight.endpoint == endpoint.id);
         let is_seen = flights.any(|flight| flight.is_stream);
         let rates = self.rates(endpoint);
-        let decode_s = rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        let decode_s = rates.decode_step_s(in_flight.decoding(), context_tokens);
         let prefill_s = rates.prefill_s(prefill_tokens, prefill_pairs);
         // One step computes part of the pending prefill, and all prompts may be computed before decoding continues
         // (SGLang).
         let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
         let is_learned = self.learning.is_learned() || self.config.timing.is_some();
         let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
-        (requests > 0).then_some(Expected { step_s, token_s, is_seen, is_learned })
+        // A request makes no progress while its blocks are on their way.
+        (requests > moving).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
 
     /// Seconds from now until a request in flight should have its whole answer, by its endpoint's rates and the forecast
@@ -286,7 +298,7 @@ impl Scheduler {
 
     /// Requests dispatched and not yet finished.
     pub fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.flights.len() - self.splits.legs
     }
 
     /// Requests waiting for dispatch.
@@ -311,91 +323,6 @@ impl Scheduler {
                 || self.queued() > 0)
     }
 
-    /// Selects an endpoint among the rows and reserves its load.
-    fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, out: &mut Vec<Output>) {
-        let Waiting { request, block_tokens, .. } = waiting;
-        let explain = self.receipts.is_on();
-        if explain {
-            self.costs.clear();
-            self.costs.resize(self.rows.len(), f64::NAN);
-        }
-        let output_tokens = self.learning.forecast.tokens(request);
-        let mut cx = PickContext {
-            request,
-            now,
-            output_tokens,
-            usual_output_tokens: self.learning.forecast.usual_tokens(),
-            rng: &mut self.rng,
-            reason: Reason::default(),
-            costs: explain.then_some(&mut self.costs[..]),
-        };
-        let row = self.policy.pick(&mut cx, &self.rows);
-        let reason = cx.reason;
-        if let Some(shadow) = &mut self.shadow {
-            let usual = self.learning.forecast.usual_tokens();
-            shadow.decide(now, request, output_tokens, usual, &self.rows, (row, reason));
-        }
-        self.picked = Some((self.rows[row].endpoint, reason));
-        let forced = self.forced.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
-        let row = forced.unwrap_or(row);
-        let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
-        let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.cache_accuracy.feed());
-        let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed };
-        if explain {
-            self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
-        }
-        let picked = &self.rows[row];
-        let mut turn = None;
-        if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {
-            admission.placed(session, request.prompt_tokens, picked.load.in_flight.prefilling > 0);
-            let told = matches!(knowledge, Knowledge::Exact).then_some(prediction.exact);
-            turn = Some(Turn { session, sent_tokens: prediction.approximate, held_tokens: told });
-        }
-        let (uncached, pairs) = (picked.uncached_tokens(request), picked.uncached_pairs(request));
-        let timed = self.learning.placed(now, request, &picked.load, uncached, pairs);
-        let flight = InFlightRequest {
-            request: request.id,
-            endpoint,
-            era: 0,
-            prefill_tokens: uncached,
-            prefill_pairs: pairs,
-            context_tokens: u64::from(request.prompt_tokens),
-            prompt_tokens: request.prompt_tokens,
-            block_tokens: *block_tokens,
-            prediction: Some(prediction),
-            prefilling: true,
-            computed: false,
-            is_stream: !request.whole_answer,
-            timed,
-            account: Account::of(request, lane),
-            output_tokens_due: output_tokens,
-            turn,
-        };
-        self.queue.charge(
-            flight.account,
-            i64::from(flight.prefill_tokens) + OUTPUT_WEIGHT * i64::from(flight.output_tokens_due),
-        );
-        if request.whole_answer {
-            let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
-                picked.load.in_flight;
-            let (tokens, pairs) = (prefill_tokens + u64::from(uncached), prefill_pairs + pairs);
-            let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
-            self.estimated_prefills.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
-        }
-        let flight = InFlightRequest { era: self.register_with_breaker(endpoint, request.id), ..flight };
-        // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
-        self.queue_blocked = false;
-        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
-            ledger.requests += 1;
-            ledger.prefilling += 1;
-            ledger.prefill_pairs += flight.prefill_pairs;
-            ledger.prefill_tokens += u64::from(flight.prefill_tokens);
-            ledger.context_tokens += flight.context_tokens;
-        }
-        self.flights.insert(flight);
-        out.push(Output::Dispatch { request: request.id, placement });
-    }
-
     /// A prompt was prefilled; `seen` is whether its first token was observed.
     fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.get_mut(request) else { return };
@@ -403,17 +330,30 @@ impl Scheduler {
             return;
         }
         let InFlightRequest {
-            endpoint, era, prediction, prompt_tokens, prefill_tokens, prefill_pairs, ..
+            endpoint,
+            era,
+            prediction,
+            prompt_tokens,
+            prefill_tokens,
+            prefill_pairs,
+            leg_of,
+            is_split,
+            ..
         } = *flight;
-        if seen {
+        // A prefill leg answers when its prompt is computed.
+        if seen || leg_of.is_some() {
             let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
         }
-        if let Some(accuracy) = self.pool.cache_accuracy_mut(endpoint) {
+        if let (false, Some(accuracy)) = (is_split, self.pool.cache_accuracy_mut(endpoint)) {
             accuracy.expect_in_counters(prediction.unwrap_or_default(), prompt_tokens);
         }
         self.prefilled(request);
         self.begun(now, endpoint, era, out);
+        self.received(now, request, seen, out);
+        if let Some(of) = leg_of {
+            self.computed_elsewhere(now, request, of);
+        }
     }
 
     /// Removes a prompt from the pending prefill: it was prefilled, or should be by estimate.
@@ -436,7 +376,7 @@ impl Scheduler {
         reported: cache_accuracy::ReportedReuse,
         out: &mut Vec<Output>,
     ) {
-        let Some(flight) = self.flights.get_mut(request) else { return };
+        let Some(flight) = self.flights.get_mut(request).filter(|flight| !flight.is_split) else { return };
         flight.turn = flight.turn.map(|turn| Turn { held_tokens: Some(reported.cached_tokens), ..turn });
         let Some(prediction) = flight.prediction.take() else { return };
         let InFlightRequest { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
@@ -488,6 +428,7 @@ impl Scheduler {
     /// Releases everything that a request has reserved, or removes it from the queue.
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         self.queue_blocked = false;
+        self.received(now, request, false, out);
         let Some(flight) = self.flights.remove(request) else {
             let dequeued = self.dequeued.remove(&request).map(|dequeued| (dequeued.waiting, Lane::Active));
             if let Some((waiting, Lane::Active)) = dequeued.or_else(|| self.queue.remove(request)) {
@@ -495,10 +436,14 @@ impl Scheduler {
             }
             return;
         };
-        self.finished.at(now, 0.0);
-        self.finished.add(1.0);
-        self.turn_over(now, &flight);
-        self.learning.over(&flight.timed);
+        if flight.leg_of.is_some() {
+            self.splits.legs -= 1;
+        } else {
+            self.finished.at(now, 0.0);
+            self.finished.add(1.0);
+            self.turn_over(now, &flight);
+            self.learning.over(&flight.timed);
+        }
         if flight.output_tokens_due > 0 {
             self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
         }
@@ -507,6 +452,7 @@ impl Scheduler {
             let ledger = &mut endpoint.load.in_flight;
             ledger.requests -= 1;
             ledger.prefilling -= u32::from(flight.prefilling);
+            ledger.moving -= u32::from(flight.moving());
             ledger.prefill_pairs -= flight.prefill_pairs;
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
@@ -541,6 +487,7 @@ mod tests {
     use super::*;
     use crate::breaker;
     use crate::decision::{Refused, Rejection};
+    use crate::disaggregation::{Part, Role};
     use crate::load::LoadReport;
     use crate::policy::PolicyConfig;
     use crate::request::{SchedulingRequest, SessionKey, TenantKey};
@@ -659,6 +606,7 @@ mod tests {
                 prefill_tokens: 36,
                 prefill_pairs: 36 * 64 + 36 * 37 / 2,
                 context_tokens: 100,
+                ..InFlight::default()
             }
         );
         world.step(Input::FirstToken { request: RequestId(1) });
@@ -1020,6 +968,8 @@ mod tests {
         Stall(u16, bool),
         Blame(u16),
         Churn(u16),
+        Part(u16, usize, Option<u16>, bool),
+        TransferFailed(usize),
         Wait(u64),
     }
 
@@ -1052,9 +1002,15 @@ mod tests {
             1 => (0u16..3, any::<bool>()).prop_map(|(e, on)| Act::Stall(e, on)),
             1 => (0u16..3).prop_map(Act::Blame),
             1 => (0u16..3).prop_map(Act::Churn),
+            2 => (0u16..3, 0..Role::ALL.len(), prop::option::weighted(0.8, 0u16..2), prop::bool::weighted(0.8))
+                .prop_map(|(e, role, network, alone)| Act::Part(e, role, network, alone)),
+            1 => any_request().prop_map(Act::TransferFailed),
             2 => (0u64..20).prop_map(Act::Wait),
         ]
     }
+
+    /// Ids of prefill legs, in the property below.
+    const LEGS: u64 = 1 << 20;
 
     proptest! {
         /// Invariant: Every request is answered at most once and is never lost; when all have ended, the ledger is
@@ -1093,6 +1049,8 @@ mod tests {
                     Act::Arrive { tokens, overlap, retry, hedge, session, tenant, priority } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
+                        // Legs are reported on as requests are.
+                        request.leg = (tokens % 3 > 0).then_some(RequestId(LEGS + request.id.0));
                         request.hedge = hedge.map(Nanos);
                         if !retry {
                             firsts.push(request.id);
@@ -1174,6 +1132,15 @@ mod tests {
                         out.extend(world.step(joined(endpoint, "again")));
                         out
                     }
+                    Act::Part(slot, role, network, serves_alone) => {
+                        let endpoint = world.occupant(slot);
+                        let part = Part { role: Role::ALL[role], network, serves_alone };
+                        world.step(Input::Assigned { endpoint, part })
+                    }
+                    Act::TransferFailed(r) => {
+                        world.step(Input::TransferFailed { request: RequestId(r as u64) })
+                    }
+
                     Act::Wait(span) => {
                         // Long enough for conversations to expire at times.
                         world.now += Nanos(if span == 19 { 100 * second } else { span });

@@ -21,7 +21,8 @@ impl Scheduler {
     /// Leaves the rows out on which the request should miss its objectives. Returns whether it may be placed.
     pub(super) fn keep_within_slo(&mut self, request: &SchedulingRequest) -> bool {
         let slo = request.slo;
-        if slo == Slo::default() {
+        // What a split request takes is in no row.
+        if slo == Slo::default() || self.splits.may_split(request, &self.rows) {
             return true;
         }
         if !self.rows.iter().any(|row| meets(row, request, slo)) {

@@ -111,6 +111,7 @@ pub enum FailureKind {
     timeout,
     unfit,
     stalled,
+    transfer,
 }
 
 // === impl FailureKind ===
@@ -128,6 +129,7 @@ impl FailureKind {
             Self::timeout => "timeout",
             Self::unfit => "unfit",
             Self::stalled => "stalled",
+            Self::transfer => "transfer",
         }
     }
 }

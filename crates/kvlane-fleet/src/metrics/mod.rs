@@ -68,6 +68,7 @@ pub struct Metrics {
 pub struct PoolMetrics {
     pub duration: Histogram,
     pub ttft: Histogram,
+    pub kv_transfer: Histogram,
     pub tpot: Histogram,
     pub input_tokens: Counter,
     pub output_tokens: Counter,
@@ -162,6 +163,7 @@ impl Metrics {
         PoolMetrics {
             duration: self.requests.request_duration.get_or_create(&label).clone(),
             ttft: self.requests.ttft.get_or_create(&label).clone(),
+            kv_transfer: self.requests.kv_transfer.get_or_create(&label).clone(),
             tpot: self.requests.tpot.get_or_create(&label).clone(),
             input_tokens: self.tokens.input_tokens.get_or_create(&label).clone(),
             output_tokens: self.tokens.output_tokens.get_or_create(&label).clone(),
@@ -196,9 +198,11 @@ impl Metrics {
         self.workers.worker_health.remove(&WorkerLabel { worker: worker.into() });
         self.faults.forget_worker(worker);
         use FailureKind::{
-            broken, connect, connect_timeout, garbage, mid_stream, stalled, status, timeout, unfit,
+            broken, connect, connect_timeout, garbage, mid_stream, stalled, status, timeout, transfer, unfit,
         };
-        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit, stalled] {
+        for kind in
+            [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit, stalled, transfer]
+        {
             self.workers.worker_failures.remove(&FailureLabels { worker: worker.into(), kind });
         }
     }

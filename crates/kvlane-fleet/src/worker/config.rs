@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use kvlane_wire::engine::resolve;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer};
 
 use kvlane_core::config::{ConfigError, wrong};
-use kvlane_core::{section, setting};
+use kvlane_core::disaggregation::Role;
+use kvlane_core::section;
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::Secret;
 
@@ -37,46 +38,9 @@ section! {
         /// The directory or file of its model's tokenizer, if it is not where the engine says.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tokenizer: Option<PathBuf>;
-    }
-}
-
-/// What a worker does for a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The whole request.
-    #[default]
-    Both,
-    /// Only the prefill.
-    Prefill,
-    /// The decode, and the prefill where there is no prefill worker.
-    Decode,
-    /// Only the encoding of images and other media.
-    Encode,
-}
-
-setting!(Text: Role);
-
-// === impl Role ===
-
-impl Role {
-    /// Whether it serves whole requests.
-    pub fn serves_requests(self) -> bool {
-        matches!(self, Self::Both | Self::Decode)
-    }
-
-    /// Its name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Both => "both",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Encode => "encode",
-        }
-    }
-
-    fn is_both(&self) -> bool {
-        *self == Self::Both
+        /// The name in its certificate, if that is not the host of its `https` URL, such as a URL with an IP address.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tls_server_name: Option<String>;
     }
 }
 
@@ -93,6 +57,7 @@ impl WorkerSpec {
             role: Role::Both,
             bootstrap_port: None,
             tokenizer: None,
+            tls_server_name: None,
         }
     }
 

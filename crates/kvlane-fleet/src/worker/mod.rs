@@ -139,6 +139,7 @@ impl Worker {
             feed.validate("kv_events").map_err(|error| error.to_string())?;
         }
         let upstream = Upstream::new(UpstreamId(id.0), &spec.url, spec.api_key.as_ref(), allowed)?;
+        let upstream = upstream.with_tls_server_name(spec.tls_server_name.as_deref())?;
         Ok(Self {
             id,
             url: Arc::clone(&upstream.url),

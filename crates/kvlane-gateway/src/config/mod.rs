@@ -11,6 +11,7 @@ pub use kvlane_core::config::ConfigError;
 use kvlane_core::config::{Setting, wrong};
 use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
+pub use kvlane_fleet::disaggregation::Disaggregation;
 pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
 use kvlane_fleet::readiness::Bounds;
@@ -47,6 +48,8 @@ section! {
         pub discovery: Discovery = Discovery::default();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
+        /// Prefill and decode of a request on two workers (docs/disaggregation.md).
+        pub disaggregation: Disaggregation = Disaggregation::default();
         /// Health checks of workers.
         pub health: Health = Health::default();
         /// Timeouts of a request's steps, in addition to those in the section `server`.
@@ -101,6 +104,7 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
+        self.disaggregation.validate()?;
         if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
             return wrong(
                 "discovery.kubernetes.enabled",
@@ -190,6 +194,7 @@ impl Config {
         kvlane_fleet::settings::Settings {
             routing: self.routing.clone(),
             timings,
+            disaggregation: self.disaggregation.clone(),
             breaker: self.breaker.clone(),
             retries: self.retry.budget,
             hedges: self.hedge.budget,

@@ -145,7 +145,11 @@ impl Connections {
         };
         let stream = connected.inspect_err(|_| upstream.note_gone())?;
         stream.set_nodelay(true)?;
-        if *tls { self.tls.load_full().connect(host, stream).await } else { Ok(Stream::Plain(stream)) }
+        if !tls {
+            return Ok(Stream::Plain(stream));
+        }
+        let name = upstream.tls_server_name.as_deref().unwrap_or(host);
+        self.tls.load_full().connect(name, stream).await
     }
 
     async fn exchange(

@@ -1,6 +1,7 @@
 //! Pods by label selectors: roles, ports and annotations.
 
-use kvlane_fleet::worker::config::{FeedSpec, Role, WorkerSpec};
+use kvlane_core::disaggregation::Role;
+use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
 
 use super::*;
 

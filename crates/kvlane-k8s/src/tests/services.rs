@@ -1,6 +1,6 @@
 //! Pods by the EndpointSlices of a Service.
 
-use kvlane_fleet::worker::config::Role;
+use kvlane_core::disaggregation::Role;
 
 use super::*;
 use crate::collection::{SERVICES, SLICES};

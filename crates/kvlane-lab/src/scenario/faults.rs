@@ -96,6 +96,25 @@ pub enum FaultSpec {
         #[serde(default)]
         until_s: Option<f64>,
     },
+    /// Transfers of KV blocks that it sends fail, or take longer.
+    Transfers {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// Share of the transfers that fail.
+        #[serde(default)]
+        failed_share: f64,
+        /// Share of the transfers that take longer.
+        #[serde(default)]
+        slow_share: f64,
+        /// By how many seconds.
+        #[serde(default)]
+        slow_s: f64,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
     /// It gets no new requests.
     Drain {
         /// Time.
@@ -153,6 +172,14 @@ impl FaultSpec {
             Self::FloodFeed { at_s, engine, until_s } => {
                 Fault::FloodFeed { at: at(at_s), endpoint: engine, until: until_s.map(at) }
             }
+            Self::Transfers { at_s, engine, failed_share, slow_share, slow_s, until_s } => Fault::Transfers {
+                at: at(at_s),
+                endpoint: engine,
+                failed: failed_share,
+                slow: slow_share,
+                slow_by: at(slow_s),
+                until: until_s.map(at),
+            },
             Self::Drain { at_s, engine, until_s } => {
                 Fault::Drain { at: at(at_s), endpoint: engine, until: until_s.map(at) }
             }
@@ -174,10 +201,12 @@ impl FaultSpec {
             | Self::Busy { at_s, engine, until_s: end_s, .. }
             | Self::CutFeed { at_s, engine, until_s: end_s }
             | Self::FloodFeed { at_s, engine, until_s: end_s }
+            | Self::Transfers { at_s, engine, until_s: end_s, .. }
             | Self::Drain { at_s, engine, until_s: end_s } => (at_s, engine, end_s),
             Self::Reset { at_s, engine } => (at_s, engine, None),
         };
         let time = |secs: f64| secs >= 0.0 && secs.is_finite();
+        let share = |share: f64| (0.0..=1.0).contains(&share);
         if engine >= engines as usize {
             return Err(RunError::Fleet(format!(
                 "faults: there is no engine {engine}: engines are numbered from 0"
@@ -191,6 +220,14 @@ impl FaultSpec {
         match self {
             Self::Slow { factor, .. } if !(factor > 0.0 && factor <= SLOWDOWN_MAX) => {
                 Err(RunError::Fleet("faults: factor must be above 0 and at most 10000".into()))
+            }
+            Self::Transfers { failed_share, slow_share, slow_s, .. }
+                if !(share(failed_share) && share(slow_share) && time(slow_s)) =>
+            {
+                Err(RunError::Fleet(
+                    "faults: failed_share and slow_share must be between 0 and 1, and slow_s at least 0"
+                        .into(),
+                ))
             }
             Self::Busy { retry_after_s: Some(secs), .. } if !time(secs) => {
                 Err(RunError::Fleet("faults: retry_after_s must be at least 0".into()))

@@ -256,6 +256,10 @@ impl Group {
         if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
             return bad("link: bytes_per_s must be at least 1e6, setup_s 0 to 1000, and slots at least 1");
         }
+        let share = |share: f64| (0.0..=1.0).contains(&share);
+        if !share(self.link.slow_share) || !share(self.link.overlap) || !span(self.link.slow_s) {
+            return bad("link: slow_share and overlap must be between 0 and 1, and slow_s 0 to 1000");
+        }
         if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
             return bad("cpu_tier: bytes_per_s must be at least 1e6, and latency_s 0 to 1000");
         }

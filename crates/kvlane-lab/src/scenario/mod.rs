@@ -10,6 +10,7 @@ mod run;
 use std::fmt;
 use std::path::PathBuf;
 
+use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_sim::pool::Eviction;
 use kvlane_trace::generate::Workload;
@@ -143,8 +144,15 @@ pub struct Arm {
     pub kv_events_lost: f64,
     /// Share of the batches that arrive twice.
     pub kv_events_duplicated: f64,
-    /// Number of engines that only prefill; 0 for none.
+    /// Number of engines that only prefill, the last ones; the others only decode. 0 for none.
     pub prefill_engines: u32,
+    /// What the engines are for.
+    pub roles: Roles,
+    /// Picks where prompts are computed that another engine decodes, if `policy` knows no price of that; without it, a
+    /// second one like `policy`.
+    pub prefill_policy: Option<PolicyConfig>,
+    /// Uncached prompt tokens from which a request is split, where its price should not decide.
+    pub split_tokens_min: Option<u32>,
     /// Minimum number of tokens for an engine to fetch blocks that another has cached rather than compute them;
     /// without it, never.
     pub fetch_tokens_min: Option<u32>,
@@ -156,6 +164,19 @@ pub struct Arm {
     pub queue_len_max: u32,
     /// And their timeout, in seconds.
     pub queue_timeout_s: f64,
+}
+
+/// What the engines of an arm are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Roles {
+    /// For whole requests; with `prefill_engines`, for prompts or for answers, and every request is split.
+    #[default]
+    Fixed,
+    /// With `prefill_engines`, too, but those that decode also serve whole requests, where that costs less.
+    Preferred,
+    /// All of them for everything: a request is split where that costs less.
+    Elastic,
 }
 
 /// Cache knowledge of the router.
@@ -212,6 +233,9 @@ impl Arm {
             kv_events_lost: 0.0,
             kv_events_duplicated: 0.0,
             prefill_engines: 0,
+            roles: Roles::Fixed,
+            prefill_policy: None,
+            split_tokens_min: None,
             fetch_tokens_min: None,
             eviction: None,
             session_admission: false,
@@ -266,11 +290,34 @@ struct ArmMap {
     kv_events_lost: Option<f64>,
     kv_events_duplicated: Option<f64>,
     prefill_engines: Option<u32>,
+    roles: Option<Roles>,
+    prefill_policy: Option<PolicyName>,
+    split_tokens_min: Option<u32>,
     fetch_tokens_min: Option<u32>,
     eviction: Option<Eviction>,
     session_admission: Option<bool>,
     queue_len_max: Option<u32>,
     queue_timeout_s: Option<f64>,
+}
+
+/// A policy by its name, or with its settings.
+#[derive(Deserialize)]
+struct PolicyName(#[serde(deserialize_with = "name_or_config")] PolicyConfig);
+
+impl Arm {
+    /// The parts of `engines` engines.
+    pub(crate) fn parts(&self, engines: usize) -> Vec<Part> {
+        let decode = engines.saturating_sub(self.prefill_engines as usize);
+        let part = |role, serves_alone| Part { role, network: Some(0), serves_alone };
+        match self.roles {
+            Roles::Elastic => vec![part(Role::Both, true); engines],
+            _ if self.prefill_engines == 0 => Vec::new(),
+            roles => {
+                let role = |n| if n < decode { Role::Decode } else { Role::Prefill };
+                (0..engines).map(|n| part(role(n), roles == Roles::Preferred)).collect()
+            }
+        }
+    }
 }
 
 /// Reads a value that is present, including `null`.
@@ -307,6 +354,9 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
                     prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
+                    roles: map.roles.unwrap_or(plain.roles),
+                    prefill_policy: map.prefill_policy.map(|PolicyName(policy)| policy),
+                    split_tokens_min: map.split_tokens_min,
                     fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
                     eviction: map.eviction.or(plain.eviction),
                     session_admission: map.session_admission.unwrap_or(plain.session_admission),

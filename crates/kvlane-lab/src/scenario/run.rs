@@ -18,7 +18,7 @@ use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::outcome::Outcome;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
-use kvlane_sim::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
+use kvlane_sim::world::{Decisions, ReportFeed, Send, World, WorldConfig};
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::WorkloadError;
 use kvlane_trace::record::Record;
@@ -27,7 +27,7 @@ use kvlane_trace::trace::Trace;
 use crate::statistics::ci::Interval;
 
 use super::points::{Point, Source, points, retime};
-use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
+use super::{Arm, CacheKnowledge, Published, Roles, Scenario, Stage};
 use crate::figures::{Figures, Judgement, mean, play, request_intervals, seed_intervals, whole};
 use crate::matrix::jobs;
 
@@ -286,6 +286,8 @@ impl Setting {
                 queue_size: arm.queue_len_max,
                 queue_timeout: secs(arm.queue_timeout_s),
                 session_admission: arm.session_admission,
+                prefill_policy: arm.prefill_policy.clone(),
+                split_tokens_min: arm.split_tokens_min,
                 seed: seed.into(),
                 ..scheduler::Config::new(arm.policy.clone())
             },
@@ -297,11 +299,10 @@ impl Setting {
         if let Some(eviction) = arm.eviction {
             engines.iter_mut().for_each(|engine| engine.eviction = eviction);
         }
-        let prefill = engines.split_off(engines.len().saturating_sub(arm.prefill_engines as usize));
         let request_s = first.map_or(0.0, |engine| engine.timing.host.request_secs);
         World::new(WorldConfig {
+            parts: arm.parts(engines.len()),
             engines,
-            prefill: (!prefill.is_empty()).then(|| PrefillPool { engines: prefill, router: router.clone() }),
             router,
             fetch_tokens_min: arm.fetch_tokens_min,
             link: self.link,
@@ -346,6 +347,10 @@ impl<'a> Prepared<'a> {
             arm.check()?;
             if arm.prefill_engines > 0 && arm.session_admission {
                 let why = format!("`{}`: session_admission and prefill_engines exclude each other", arm.arm);
+                return Err(RunError::Policies(why));
+            }
+            if arm.prefill_engines > 0 && arm.roles == Roles::Elastic {
+                let why = format!("`{}`: prefill_engines and roles: elastic exclude each other", arm.arm);
                 return Err(RunError::Policies(why));
             }
             if arm.prefill_engines >= fleet.engines() {

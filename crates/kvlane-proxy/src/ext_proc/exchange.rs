@@ -10,6 +10,7 @@ use kvlane_wire::ext_proc::{
     BodyMode, BodyModes, Mutation, Part, Phase, Received, continued, immediate, mutated, streamed_body,
 };
 use kvlane_wire::grpc::Status;
+use kvlane_wire::server_timing::Stage;
 
 use super::call::{Call, CallError};
 use super::destination::{DESTINATION, DESTINATION_NAMESPACE, SUBSET, SUBSET_NAMESPACE, Subset};
@@ -177,7 +178,7 @@ async fn observe(
                 picker.sees_answers.store(true, Ordering::Relaxed);
                 let Some(lease) = waiting.take() else { return Ok(Status::InvalidArgument) };
                 let proxy = &picker.service.proxy;
-                account.timeline.answered(at, lease.attempt().map(Attempt::id));
+                account.timeline.answered(at, Stage::Engine, lease.attempt().map(Attempt::id));
                 let mut begun =
                     Observer::begin(proxy, &routed, lease, account, &addresses[0], &received, &head).await;
                 let marks = begun.marks();

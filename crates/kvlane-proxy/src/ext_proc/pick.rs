@@ -72,7 +72,7 @@ impl Picker {
     ) -> Result<Verdict, ApiError> {
         let proxy = &self.service.proxy;
         let deadline = Instant::now() + Deadlines::of(&proxy.settings(), parts.uri.path()).total;
-        let mut wait = EndpointWait::new(proxy, account, deadline);
+        let mut wait = EndpointWait::new(proxy, parts, account, deadline);
         loop {
             match self.place(parts, purpose, body.clone(), account, subset, deadline).await {
                 Err(error) => wait.after(error).await?,
@@ -100,6 +100,8 @@ impl Picker {
             Purpose::Operate(_) => passed::route(proxy, Passing::Extra, parts, &body, account, deadline)?,
             Purpose::Own => return self.own(parts, &body).await.map(Verdict::Answer),
         };
+        // The data plane sends one request to one endpoint.
+        let routed = Routed { may_split: false, ..routed };
         let pool = &routed.served.pool;
         account.set_pool(pool);
         pool.metrics.shed.arrived(account.received);

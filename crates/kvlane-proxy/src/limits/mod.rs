@@ -6,6 +6,10 @@
 //! disconnected before that, the prompt tokens that an engine had to compute. A request that was never sent to an
 //! engine, or that every engine failed, has used nothing.
 //!
+//! A request that waits for its first endpoint, or for the count of its tokens, counts as concurrent, too. It holds a
+//! charge, which its next admission replaces under the lock of each limiter: between the two no other request can take
+//! its place.
+//!
 //! Tokens are charged when a request arrives: its prompt, and the usual length of answers of its model, but no more
 //! than it asks for. At its end the engine's own count replaces them, or the relayed tokens where the engine reports
 //! none.
@@ -134,11 +138,35 @@ impl Limits {
         self.rules.store(Arc::new(rules));
     }
 
-    /// Admits a request if all entries for it do; no charge where there is no entry.
+    /// Admits a request if all entries for it do; no charge where there is no entry. `before` is what the request holds
+    /// already: it is returned, also if the request is not admitted.
     ///
     /// # Errors
     /// The first limit that is exceeded. Nothing is charged then.
-    pub fn admit(&self, clock: Clock, ask: &Ask<'_>) -> (Left, Result<Option<Arc<Charge>>, Limited>) {
+    pub fn admit(
+        &self,
+        clock: Clock,
+        ask: &Ask<'_>,
+        before: Option<Arc<Charge>>,
+    ) -> (Left, Result<Option<Arc<Charge>>, Limited>) {
+        self.charge(clock, ask, before, |limiter, now, key, tokens| limiter.admit(now, key, tokens))
+    }
+
+    /// Admits a request that waits: it counts as concurrent, and is charged to no rate.
+    ///
+    /// # Errors
+    /// The first limit that is exceeded. Nothing is held then.
+    pub fn hold(&self, clock: Clock, ask: &Ask<'_>) -> Result<Option<Arc<Charge>>, Limited> {
+        self.charge(clock, ask, None, |limiter, now, key, _| limiter.hold(now, key)).1
+    }
+
+    fn charge(
+        &self,
+        clock: Clock,
+        ask: &Ask<'_>,
+        before: Option<Arc<Charge>>,
+        enter: impl Fn(&mut Limiter, Nanos, u64, u64) -> Result<Permit, Exceeded>,
+    ) -> (Left, Result<Option<Arc<Charge>>, Limited>) {
         let rules = self.rules.load();
         if rules.all.is_empty() {
             return (Left::default(), Ok(None));
@@ -152,7 +180,10 @@ impl Limits {
             };
             let key = ask.tenant.map_or(ONE, |tenant| tenant.0);
             let mut limiter = lock(used);
-            let admitted = limiter.admit(now, key, tokens);
+            if let Some(permit) = before.as_ref().and_then(|before| before.give_up(used)) {
+                limiter.cancel(now, permit);
+            }
+            let admitted = enter(&mut limiter, now, key, tokens);
             left.note(spec, limiter.standing(now, key));
             drop(limiter);
             match admitted {
@@ -220,6 +251,13 @@ impl Charge {
     /// An engine that was sent the request has failed it.
     pub fn lost(&self) {
         self.engines.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Takes out what is charged to one limiter.
+    fn give_up(&self, used: &Arc<Mutex<Limiter>>) -> Option<Permit> {
+        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = permits.iter().position(|(limiter, _)| Arc::ptr_eq(limiter, used))?;
+        Some(permits.swap_remove(at).1)
     }
 
     /// The tokens it used, if it used an engine.

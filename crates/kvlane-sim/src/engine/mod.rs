@@ -64,6 +64,8 @@ pub struct Engine {
     /// Free indices.
     vacant: Vec<u32>,
     in_flight: Map<u64, u32>,
+    /// Blocks of requests that keep them after their end; none before it.
+    kept: Map<u64, Vec<BlockId>>,
     /// In the order of admission. All but the last decode.
     running: Vec<Seat>,
     waiting: VecDeque<u32>,
@@ -133,6 +135,7 @@ impl Engine {
             sequences: Vec::new(),
             vacant: Vec::new(),
             in_flight: Map::default(),
+            kept: Map::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             gate: Gate::default(),
@@ -216,11 +219,34 @@ impl Engine {
         true
     }
 
+    /// Makes a request in flight keep its blocks after its end, for another engine, until [`Engine::release`]. False if
+    /// it is not in flight.
+    pub fn keep(&mut self, id: u64) -> bool {
+        let in_flight = self.in_flight.contains_key(&id);
+        if in_flight {
+            self.kept.insert(id, Vec::new());
+        }
+        in_flight
+    }
+
+    /// Frees the blocks that a request has kept. The next step considers them.
+    pub fn release(&mut self, now: Nanos, id: u64) {
+        self.run(now);
+        if let Some(blocks) = self.kept.remove(&id) {
+            self.pool.release(&blocks);
+            self.now = self.now.max(now);
+            if self.step_end.is_none() && !self.waiting.is_empty() {
+                self.start_step(self.now);
+            }
+        }
+    }
+
     /// Removes a request and frees its blocks; there are no further events for it. False if it is not in flight. The
     /// duration of the step in progress does not change.
     pub fn cancel(&mut self, now: Nanos, id: u64) -> bool {
         self.run(now);
         let Some(&at) = self.in_flight.get(&id) else { return false };
+        self.kept.remove(&id);
         let seat = self.sequences[at as usize].seat(at);
         if let Ok(index) = self.running.binary_search(&seat) {
             self.running.remove(index);
@@ -244,7 +270,10 @@ impl Engine {
         let sequence = &mut self.sequences[at as usize];
         self.in_flight.remove(&sequence.request.id);
         sequence.request.prompt_blocks = Default::default();
-        self.pool.release(&sequence.blocks);
+        match self.kept.get_mut(&sequence.request.id) {
+            Some(kept) => *kept = std::mem::take(&mut sequence.blocks),
+            None => self.pool.release(&sequence.blocks),
+        }
         sequence.blocks.clear();
         self.vacant.push(at);
     }
@@ -570,6 +599,25 @@ mod tests {
         let ends: Vec<&EngineEvent> =
             events.iter().filter(|event| matches!(event, EngineEvent::Finished { .. })).collect();
         assert_eq!(ends, [&finished(1), &finished(2), &finished(3)]);
+    }
+
+    #[test]
+    fn kept_blocks_are_free_only_once_they_are_released() {
+        let mut engine = Engine::new(config(8));
+        engine.enqueue(Nanos::ZERO, request(1, 1, 100, 1));
+        assert!(engine.keep(1) && !engine.keep(2));
+        let mut events = Vec::new();
+        engine.advance(Nanos::MAX, &mut events);
+        assert!(events.iter().any(|(_, event)| *event == EngineEvent::Finished { id: 1 }));
+        assert_eq!((engine.stats().running, engine.stats().kv_blocks_used), (0, 7));
+        engine.enqueue(Nanos::from_secs(1), request(2, 2, 100, 1));
+        engine.advance(Nanos::from_secs(2), &mut events);
+        assert_eq!(engine.stats().waiting, 1, "for blocks");
+        engine.release(Nanos::from_secs(3), 1);
+        engine.release(Nanos::from_secs(3), 1);
+        engine.advance(Nanos::MAX, &mut events);
+        assert!(events.iter().any(|(_, event)| *event == EngineEvent::Finished { id: 2 }));
+        assert_eq!(engine.stats().kv_blocks_used, 0);
     }
 
     #[test]

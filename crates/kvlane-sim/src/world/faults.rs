@@ -68,6 +68,7 @@ impl World {
                 active_faults.leaving += 1;
                 self.tell_draining(at);
             }
+            Fault::Transfers { .. } => active_faults.transfers.push(index),
             Fault::Reset { .. } | Fault::Reload { .. } => {}
         }
         if let Some(until) = fault.until() {
@@ -120,6 +121,7 @@ impl World {
                 }
                 self.tell_draining(at);
             }
+            Fault::Transfers { .. } => active_faults.transfers.retain(|of| *of != index),
             Fault::Reset { .. } | Fault::Reload { .. } => {}
         }
     }
@@ -141,27 +143,24 @@ impl World {
         self.clock.schedule(self.now() + self.config.health_delay, Event::Health { node: at as u16 });
     }
 
-    /// A draining endpoint has no request left: it leaves if it is to. Endpoints of two pools may have the same id,
-    /// so the pool of the requests is checked.
+    /// A draining endpoint has no request left: it leaves if it is to.
     pub(super) fn drained(&mut self, endpoint: EndpointId) {
         let now = self.now();
-        for pool in 0..self.routers.len() {
-            let Some(&at) = self.slots[pool].get(endpoint.slot()) else { continue };
-            let (node, router) = (&mut self.nodes[at], &self.routers[pool]);
-            let in_flight = |scheduler: &Scheduler| {
-                scheduler.pool().get(endpoint).is_none_or(|endpoint| endpoint.load.in_flight.requests > 0)
-            };
-            if node.id != endpoint
-                || node.active_faults.leaving == 0
-                || node.active_faults.away
-                || router.read(in_flight)
-            {
-                continue;
-            }
-            node.active_faults.away = true;
-            node.replace_engine(now);
-            router.leave(now, endpoint, &mut self.outputs);
+        let Some(&at) = self.slots.get(endpoint.slot()) else { return };
+        let (node, router) = (&mut self.nodes[at], &self.router);
+        let in_flight = |scheduler: &Scheduler| {
+            scheduler.pool().get(endpoint).is_none_or(|endpoint| endpoint.load.in_flight.requests > 0)
+        };
+        if node.id != endpoint
+            || node.active_faults.leaving == 0
+            || node.active_faults.away
+            || router.read(in_flight)
+        {
+            return;
         }
+        node.active_faults.away = true;
+        node.replace_engine(now);
+        router.leave(now, endpoint, &mut self.outputs);
     }
 
     /// Another engine joins where one has left. Its first probe determines its health.
@@ -170,13 +169,14 @@ impl World {
         let node = &mut self.nodes[at];
         node.active_faults.away = false;
         node.found = Found::new(node.active_faults.deaths == 0);
-        let (pool, healthy) = (node.pool, node.found.healthy);
         let name = format!("engine-{at}-{}", node.generation).into();
-        let Some(id) = self.routers[pool].join(now, name, healthy, false, &mut self.outputs) else { return };
+        let Some(id) = self.router.join(now, name, node.found.healthy, false, &mut self.outputs) else {
+            return;
+        };
         node.id = id;
-        let slots = &mut self.slots[pool];
-        slots.resize(slots.len().max(id.slot() + 1), at);
-        slots[id.slot()] = at;
+        self.slots.resize(self.slots.len().max(id.slot() + 1), at);
+        self.slots[id.slot()] = at;
+        self.assign(at);
         self.lose_feed(at);
         self.begin_feed_anew(at);
     }
@@ -186,13 +186,13 @@ impl World {
         let node = &self.nodes[at];
         let draining = node.active_faults.drains + node.active_faults.leaving > 0;
         let endpoint = node.id;
-        self.routers[node.pool].step(now, Input::Draining { endpoint, draining }, &mut self.outputs);
+        self.router.step(now, Input::Draining { endpoint, draining }, &mut self.outputs);
     }
 
     /// Reports an endpoint's health to the router. One that has `started` again holds none of its predicted blocks.
     pub(super) fn tell_health(&mut self, at: usize, healthy: bool, started: bool) {
         let (now, node) = (self.now(), &self.nodes[at]);
-        let (endpoint, router) = (node.id, &self.routers[node.pool]);
+        let (endpoint, router) = (node.id, &self.router);
         if started {
             router.forget(now, endpoint, &mut self.outputs);
         }
@@ -204,7 +204,7 @@ impl World {
         self.reloads += 1;
         let usual = &self.config.router;
         let read = self.config.reloaded.as_ref().filter(|_| self.reloads % 2 == 1).unwrap_or(usual);
-        self.routers[0].configure(now, read.clone(), &mut self.outputs);
+        self.router.configure(now, read.clone(), &mut self.outputs);
     }
 
     // --- feeds
@@ -212,7 +212,7 @@ impl World {
     fn lose_feed(&mut self, at: usize) {
         let (now, node) = (self.now(), &self.nodes[at]);
         if node.engine.config().kv_events {
-            self.routers[node.pool].set_feed(now, node.id, Feed::Syncing, &mut self.outputs);
+            self.router.set_feed(now, node.id, Feed::Syncing, &mut self.outputs);
         }
     }
 
@@ -228,7 +228,7 @@ impl World {
             return;
         }
         node.generation += 1;
-        let (router, id) = (&self.routers[node.pool], node.id);
+        let (router, id) = (&self.router, node.id);
         router.apply(id, &KvEvent::Cleared);
         router.set_feed(now, id, Feed::Live, &mut self.outputs);
     }
@@ -243,8 +243,7 @@ impl World {
             let rng = &mut self.rng;
             let block = |_| StoredBlock { name: EngineHash(rng.next_u64()), hash: BlockHash(rng.next_u64()) };
             let blocks = (0..FLOOD_BLOCKS).map(block).collect();
-            self.routers[node.pool]
-                .apply(node.id, &KvEvent::Stored { parent: None, blocks, tier: Tier::Gpu });
+            self.router.apply(node.id, &KvEvent::Stored { parent: None, blocks, tier: Tier::Gpu });
         }
         self.clock.schedule(self.clock.now() + FLOOD_EVERY, Event::Flood { node: at as u16 });
     }

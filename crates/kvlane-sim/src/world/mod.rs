@@ -8,8 +8,10 @@ mod faults;
 mod node;
 mod play;
 mod retry;
+mod split;
 
 use kvlane_core::cache_accuracy::Feed;
+use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::load::LoadReport;
@@ -36,13 +38,11 @@ const QUIET_SEQUENCES_MAX: u32 = 64;
 pub struct WorldConfig {
     /// The engines. At most 65,535.
     pub engines: Vec<EngineConfig>,
-    /// The router's configuration. Its blocks are the engines' blocks: all must have the same size. Only this pool
-    /// may have a queue.
+    /// The part of each engine in disaggregated serving; those beyond the list serve requests alone.
+    pub parts: Vec<Part>,
+    /// The router's configuration. Its blocks are the engines' blocks: all must have the same size.
     pub router: router::Config,
-    /// Prefill engines for `engines`, which then only decode; without them, every engine does both.
-    pub prefill: Option<PrefillPool>,
-    /// Minimum number of tokens for an engine to fetch blocks that another one of its pool has cached, rather than
-    /// compute them.
+    /// Minimum number of tokens for an engine to fetch blocks that another one has cached, rather than compute them.
     pub fetch_tokens_min: Option<u32>,
     /// Links for KV blocks: each engine sends over its own.
     pub link: TransferConfig,
@@ -74,15 +74,6 @@ pub struct WorldConfig {
     pub stopwatch: Option<fn() -> Nanos>,
 }
 
-/// Engines that compute prompts and send their KV blocks on.
-#[derive(Clone, Debug)]
-pub struct PrefillPool {
-    /// The engines, one each.
-    pub engines: Vec<EngineConfig>,
-    /// Placement of prompts among them.
-    pub router: router::Config,
-}
-
 /// Delivery of load reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReportFeed {
@@ -95,18 +86,20 @@ pub struct ReportFeed {
 /// A fleet in virtual time. Caches, clock and router persist from run to run.
 pub struct World {
     config: WorldConfig,
-    /// Decode engines, and prefill engines if they are separate.
-    routers: Vec<Router>,
-    /// Of all pools, the decode pool first.
+    router: Router,
     nodes: Vec<Node>,
-    /// By pool: the node of each of the router's slots.
-    slots: Vec<Vec<usize>>,
+    /// The node of each of the router's slots.
+    slots: Vec<usize>,
     clock: Clock<Event>,
     rng: Rng,
     /// Number of reloads.
     reloads: u32,
     /// Number of requests ever sent: ids are unique.
     sent: u64,
+    /// Number of requests and prefill legs ever given to engines.
+    given: u32,
+    /// Number of ids ever chosen for prefill legs.
+    legs: u64,
     /// Number of runs.
     runs: u32,
     /// Whether a report is scheduled.
@@ -164,6 +157,8 @@ enum Event {
     Late { run: u32, request: u32, sent: u32 },
     /// Check whether an answer has progressed since its last check.
     Stalled { run: u32, request: u32, sent: u32, tokens: u32 },
+    /// A transfer of a request's KV blocks fails.
+    Lost { run: u32, request: u32, sent: u32 },
     /// Deadline of a queued request.
     Tick,
 }
@@ -173,18 +168,17 @@ enum Event {
 impl World {
     /// A fleet with empty caches, at time zero.
     pub fn new(mut config: WorldConfig) -> Self {
-        let pools = [
-            Some((std::mem::take(&mut config.engines), config.router.clone())),
-            config.prefill.take().map(|pool| (pool.engines, pool.router)),
-        ];
+        let engines = std::mem::take(&mut config.engines);
         let mut world = Self {
             rng: Rng::new(config.seed),
-            routers: Vec::new(),
+            router: Router::new(config.router.clone()),
             nodes: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
             reloads: 0,
             sent: 0,
+            given: 0,
+            legs: 0,
             runs: 0,
             reporting: false,
             reported_at: Nanos::ZERO,
@@ -195,9 +189,7 @@ impl World {
             engine_events: Vec::new(),
             config,
         };
-        for (pool, (engines, router)) in pools.into_iter().flatten().enumerate() {
-            world.add_pool(pool, engines, router);
-        }
+        world.join(engines);
         for (index, fault) in world.config.faults.iter().enumerate() {
             world.clock.schedule(fault.at(), Event::Fault(index));
         }
@@ -208,26 +200,33 @@ impl World {
         world
     }
 
-    fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
-        let exact = config.exact.is_some();
-        let (router, mut slots) = (Router::new(config), Vec::new());
+    fn join(&mut self, engines: Vec<EngineConfig>) {
+        let exact = self.config.router.exact.is_some();
         for (n, mut engine) in engines.into_iter().enumerate() {
             (engine.kv_events, engine.token_every) = (exact, TOKENS_TOLD);
             let name = format!("engine-{n}").into();
-            let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
+            let Some(id) = self.router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
             if exact {
-                router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
+                self.router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
             }
-            slots.push(self.nodes.len());
-            self.nodes.push(Node::new(Engine::new(engine), pool, id, Transfer::new(self.config.link)));
+            let part = self.config.parts.get(n).copied().unwrap_or_default();
+            self.slots.push(n);
+            self.nodes.push(Node::new(Engine::new(engine), id, part, Transfer::new(self.config.link)));
+            self.assign(n);
         }
-        self.routers.push(router);
-        self.slots.push(slots);
     }
 
-    /// Node of an endpoint of a pool.
-    fn seat_of(&self, pool: usize, endpoint: EndpointId) -> usize {
-        self.slots[pool][endpoint.slot()]
+    /// Tells the router a node's part in disaggregated serving.
+    fn assign(&mut self, at: usize) {
+        let Node { id: endpoint, part, .. } = self.nodes[at];
+        if part != Part::default() {
+            self.router.step(self.clock.now(), Input::Assigned { endpoint, part }, &mut self.outputs);
+        }
+    }
+
+    /// Node of an endpoint.
+    fn seat_of(&self, endpoint: EndpointId) -> usize {
+        self.slots[endpoint.slot()]
     }
 
     /// The current time.
@@ -235,9 +234,9 @@ impl World {
         self.clock.now()
     }
 
-    /// The router of the engines that decode.
+    /// The router.
     pub fn router(&self) -> &Router {
-        &self.routers[0]
+        &self.router
     }
 
     /// Decisions so far.
@@ -245,7 +244,7 @@ impl World {
         self.decisions
     }
 
-    /// Counters and gauges of each node in the fleet, prefill engines last. Counters continue after a death.
+    /// Counters and gauges of each node in the fleet. Counters continue after a death.
     pub fn engine_stats(&self) -> Vec<EngineStats> {
         self.nodes.iter().map(|node| node.earlier_stats.followed_by(node.engine.stats())).collect()
     }
@@ -272,13 +271,13 @@ impl World {
         match event {
             Event::Report => self.report(false),
             Event::Reported { node, reported } => {
-                let Node { id: endpoint, pool, .. } = self.nodes[usize::from(node)];
-                self.routers[pool].step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
+                let endpoint = self.nodes[usize::from(node)].id;
+                self.router.step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
             }
             Event::Kv { node, generation, events } => {
-                let Node { id, pool, generation: current, .. } = self.nodes[usize::from(node)];
+                let Node { id, generation: current, .. } = self.nodes[usize::from(node)];
                 if generation == current {
-                    events.iter().for_each(|event| _ = self.routers[pool].apply(id, event));
+                    events.iter().for_each(|event| _ = self.router.apply(id, event));
                 }
             }
             Event::Fault(index) => self.begin_fault(index),
@@ -292,7 +291,7 @@ impl World {
             Event::Probed { node, began } => self.probed(node.into(), began),
             Event::Tick => {
                 self.tick_at = None;
-                self.routers[0].step(now, Input::Tick, &mut self.outputs);
+                self.router.step(now, Input::Tick, &mut self.outputs);
             }
             Event::Step { node } => self.nodes[usize::from(node)].step_at = None,
             Event::Root { .. }
@@ -300,7 +299,8 @@ impl World {
             | Event::Place { .. }
             | Event::Timeout { .. }
             | Event::Late { .. }
-            | Event::Stalled { .. } => {}
+            | Event::Stalled { .. }
+            | Event::Lost { .. } => {}
         }
     }
 
@@ -355,8 +355,7 @@ impl World {
 
     /// Forwards the KV events of the engine at `node`.
     fn tell_kv_events(&mut self, node: usize) {
-        let Node { engine, generation, pool, id, active_faults, .. } = &mut self.nodes[node];
-        let router = &self.routers[*pool];
+        let Node { engine, generation, id, active_faults, .. } = &mut self.nodes[node];
         let mut events = Vec::new();
         engine.take_kv_events(&mut events);
         if events.is_empty() || active_faults.cuts > 0 || active_faults.holes > 0 {
@@ -365,7 +364,7 @@ impl World {
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
         let EventFeed { delay, jitter, lost, duplicated } = self.config.events;
         if delay == Nanos::ZERO && jitter == Nanos::ZERO && lost == 0.0 && duplicated == 0.0 {
-            return events.iter().for_each(|event| _ = router.apply(*id, event));
+            return events.iter().for_each(|event| _ = self.router.apply(*id, event));
         }
         let copies = if self.rng.unit() < lost {
             0
@@ -391,7 +390,7 @@ impl World {
         if nobody_waits && self.config.rules.is_none() {
             return;
         }
-        let Some(at) = self.routers[0].read(|scheduler| scheduler.next_deadline()) else { return };
+        let Some(at) = self.router.read(|scheduler| scheduler.next_deadline()) else { return };
         if self.tick_at.is_none_or(|tick_at| at < tick_at) {
             self.tick_at = Some(at);
             self.clock.schedule(at, Event::Tick);

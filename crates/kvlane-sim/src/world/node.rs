@@ -1,5 +1,6 @@
 //! One node in the fleet: its engine, its link, and its faults.
 
+use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::health::{Probe, Probes, Thresholds};
 use kvlane_core::time::Nanos;
@@ -10,9 +11,9 @@ use crate::transfer::Transfer;
 /// One node in the fleet.
 pub(super) struct Node {
     pub engine: Engine,
-    /// The router that places requests here.
-    pub pool: usize,
     pub id: EndpointId,
+    /// Its part in disaggregated serving.
+    pub part: Part,
     /// Its link for KV blocks.
     pub link: Transfer,
     pub active_faults: ActiveFaults,
@@ -48,16 +49,18 @@ pub(super) struct ActiveFaults {
     pub slow: Vec<(usize, f64)>,
     /// By fault: its `Retry-After`.
     pub busy: Vec<(usize, Option<Nanos>)>,
+    /// Faults of the transfers that it sends, by their index.
+    pub transfers: Vec<usize>,
 }
 
 // === impl Node ===
 
 impl Node {
-    pub(super) fn new(engine: Engine, pool: usize, id: EndpointId, link: Transfer) -> Self {
+    pub(super) fn new(engine: Engine, id: EndpointId, part: Part, link: Transfer) -> Self {
         Self {
             engine,
-            pool,
             id,
+            part,
             link,
             active_faults: ActiveFaults::default(),
             generation: 0,

@@ -1,14 +1,16 @@
 //! One run of a trace, or of a part of it, through a world.
 //!
 //! Every request that is sent ends in exactly one way: answered in full, or with a [`Failure`]. A run ends with its
-//! last request.
+//! last request. A request that is split between two engines is at both ([`Leg`]).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::ReportedReuse;
+use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::{Input, Output};
@@ -17,6 +19,7 @@ use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
 use super::retry::Failed;
+use super::split::{Leg, Prefill, Stage};
 use super::{Event, World};
 use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::outcome::{Failure, Outcome};
@@ -67,33 +70,26 @@ pub(super) struct Play<'a, 'w> {
     roots: std::slice::Iter<'a, u32>,
     /// Requests that have not ended.
     left: usize,
-    /// Requests given to engines so far.
-    sent: u32,
 }
 
 /// A request between sending and end.
 #[derive(Default)]
 pub(super) struct Flight {
     /// Its prompt's blocks, until an engine has them.
-    pub(super) blocks: Option<Vec<BlockHash>>,
-    /// The pool that serves it: first the prefill pool, if there is one, then the decode pool.
-    pub(super) pool: usize,
-    pub(super) node: Option<usize>,
-    /// Source of its KV blocks.
-    pub(super) source: Option<usize>,
-    /// Arrival time of its KV blocks, once known.
-    pub(super) sent_by: Option<Nanos>,
-    /// Number of failed attempts in the pool.
+    pub(super) blocks: Option<Arc<[BlockHash]>>,
+    /// Where it is answered, once that engine has it.
+    pub(super) answer: Option<Leg>,
+    /// Where its prompt is computed, if elsewhere.
+    pub(super) prefill: Option<Prefill>,
+    /// Number of failed attempts.
     pub(super) attempt: u32,
     pub(super) failed: Vec<EndpointId>,
-    /// Its number among the requests given to engines, for its last attempt.
-    pub(super) sent: u32,
     /// Outcome of its last attempt, after the first.
     pub(super) ended: Option<Failed>,
 }
 
-/// The decode pool.
-pub(super) const DECODE: usize = 0;
+/// The first id of prefill legs.
+const LEGS: u64 = 1 << 63;
 
 // === impl World ===
 
@@ -117,7 +113,6 @@ impl World {
             began: vec![Nanos::ZERO; count],
             roots: roots.iter(),
             left: count,
-            sent: 0,
             send,
             world: self,
         };
@@ -159,6 +154,7 @@ impl Play<'_, '_> {
                 moved_tokens: 0,
                 reusable_tokens: self.reusable_tokens(index),
                 output_tokens: 0,
+                split: None,
                 failure: None,
             });
         }
@@ -244,6 +240,7 @@ impl Play<'_, '_> {
             Event::Stalled { run, request, sent, tokens } if run == self.run => {
                 self.stalled(request, sent, tokens);
             }
+            Event::Lost { run, request, sent } if run == self.run => self.lost(request, sent),
             other => {
                 self.world.happen(other);
                 self.follow();
@@ -256,8 +253,7 @@ impl Play<'_, '_> {
     fn due(&mut self, request: u32) {
         let now = self.now();
         self.outcome(request).due = now;
-        let pool = self.world.routers.len() - 1;
-        self.flights.insert(request, Flight { pool, ..Flight::default() });
+        self.flights.insert(request, Flight::default());
         self.world.resume_reports();
         let run = self.run;
         self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
@@ -270,22 +266,25 @@ impl Play<'_, '_> {
     pub(super) fn place(&mut self, request: u32) {
         let block_tokens = self.world.config.router.block_tokens;
         let (now, id, session) = (self.now(), self.id(request), self.session(request));
+        self.world.legs += 1;
+        let leg = self.world.router.may_split().then_some(RequestId(LEGS + self.world.legs));
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
             attempt: flight.attempt,
             session: Some(session),
+            leg,
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
-        let World { routers, config, scratch, outputs, decisions, .. } = &mut *self.world;
+        let World { router, config, scratch, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
-        routers[flight.pool].arrive(now, wanted, &blocks, scratch, outputs);
+        router.arrive(now, wanted, &blocks, scratch, outputs);
         if let (Some(read), Some(started)) = (config.stopwatch, started) {
             decisions.time += read() - started;
         }
         decisions.count += 1;
-        flight.blocks = Some(blocks);
+        flight.blocks = Some(blocks.into());
         self.follow();
     }
 
@@ -295,7 +294,7 @@ impl Play<'_, '_> {
             for output in std::mem::take(&mut self.world.outputs) {
                 match output {
                     Output::Dispatch { request, placement } => {
-                        self.dispatch((request.0 - self.first_id) as u32, placement.endpoint);
+                        self.dispatch((request.0 - self.first_id) as u32, placement);
                     }
                     Output::Reject { request, refused } => {
                         self.rejected((request.0 - self.first_id) as u32, refused.why);
@@ -307,45 +306,53 @@ impl Play<'_, '_> {
         }
     }
 
-    fn dispatch(&mut self, request: u32, endpoint: EndpointId) {
+    fn dispatch(&mut self, request: u32, placement: Placement) {
+        let node = self.world.seat_of(placement.endpoint);
+        self.outcome(request).endpoint = Some(node as u16);
+        match placement.prefill {
+            None => self.send(request, Stage::Answer, node),
+            Some(leg) => self.send_prefill(request, leg, placement.endpoint),
+        }
+    }
+
+    /// Sends a request, or its prefill leg, to an engine.
+    pub(super) fn send(&mut self, request: u32, stage: Stage, node: usize) {
         let now = self.now();
         let TraceRequest { input_tokens, output_tokens, .. } = *self.request(request);
+        self.world.given += 1;
+        let mut leg = Leg { node, number: self.world.given, source: None, arrives: None };
         let Some(flight) = self.flights.get_mut(&request) else { return };
-        let Some(blocks) = flight.blocks.take() else { return };
-        let (pool, sent_from) = (flight.pool, flight.source);
-        let node = self.world.seat_of(pool, endpoint);
-        self.sent += 1;
-        (flight.node, flight.sent) = (Some(node), self.sent);
-        self.outcome(request).endpoint = Some(node as u16);
+        let Some(blocks) = flight.blocks.clone() else { return };
+        flight.set_leg(stage, leg);
         let active_faults = &self.world.nodes[node].active_faults;
         let busy = active_faults.busy.last().filter(|_| active_faults.pauses + active_faults.holes == 0);
         if !self.world.nodes[node].alive() {
-            return self.attempt_failed(request, node, Failed::Unreachable);
+            return self.attempt_failed(request, stage, Failed::Unreachable);
         }
         if let Some(&(_, retry_after)) = busy {
-            return self.attempt_failed(request, node, Failed::Busy(retry_after));
+            return self.attempt_failed(request, stage, Failed::Busy(retry_after));
         }
-        self.await_first_token(request, self.sent);
+        self.await_first_token(request, stage);
         if self.world.nodes[node].active_faults.holes > 0 {
             return;
         }
         let mut wanted = EngineRequest {
-            id: u64::from(request),
-            prompt_blocks: blocks.into(),
+            id: leg.id(request),
+            prompt_blocks: blocks,
             prompt_tokens: input_tokens,
-            // A prefill engine yields one token, because engines are asked for one.
-            output_tokens: if pool == DECODE { output_tokens } else { 1 },
+            // A prefill leg yields one token, because engines are asked for one.
+            output_tokens: if stage == Stage::Prefill { 1 } else { output_tokens },
             output_seed: text_seed(request),
             remote: None,
         };
         let remote = |tokens| Some(Remote { tokens, ready_at: Nanos::MAX });
-        if sent_from.is_some() {
-            wanted.remote = remote(input_tokens);
+        if let Some(sender) = self.sender(request, stage) {
+            (wanted.remote, leg.source) = (remote(input_tokens), Some(sender));
         } else if let Some((holder, tokens)) = self.better_holder(node, &wanted) {
-            wanted.remote = remote(tokens);
-            if let Some(flight) = self.flights.get_mut(&request) {
-                flight.source = Some(holder);
-            }
+            (wanted.remote, leg.source) = (remote(tokens), Some(holder));
+        }
+        if let Some(flight) = self.flights.get_mut(&request) {
+            flight.set_leg(stage, leg);
         }
         let here = &mut self.world.nodes[node];
         let time = here.time(now);
@@ -353,7 +360,7 @@ impl Play<'_, '_> {
         self.world.watch(node);
     }
 
-    /// The engine in the pool of `node` that has enough more of a prompt cached to be worth fetching, and the number
+    /// Another engine than `node` that has enough more of a prompt cached to be worth fetching, and the number
     /// of tokens.
     fn better_holder(&mut self, node: usize, request: &EngineRequest) -> Option<(usize, u32)> {
         let tokens_min = self.world.config.fetch_tokens_min?;
@@ -361,9 +368,7 @@ impl Play<'_, '_> {
         let nodes = &mut self.world.nodes;
         nodes.iter_mut().for_each(|node| node.catch_up(now));
         let cached = |node: usize| nodes[node].engine.cached_tokens(request);
-        let fit = |other: &usize| {
-            *other != node && nodes[*other].answers() && nodes[*other].pool == nodes[node].pool
-        };
+        let fit = |other: &usize| *other != node && nodes[*other].answers();
         let holders = (0..nodes.len()).filter(fit).map(|other| (other, cached(other)));
         // The first of several: the order of reports must not matter.
         let (holder, tokens) = holders.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
@@ -382,126 +387,93 @@ impl Play<'_, '_> {
         nodes[node].engine.advance(time, engine_events);
         let mut events = std::mem::take(engine_events);
         for (_, event) in events.drain(..) {
-            self.engine_event(node, event);
+            self.engine_event(event);
         }
         self.world.engine_events = events;
         self.world.tell_kv_events(node);
         self.world.watch(node);
     }
 
-    fn engine_event(&mut self, node: usize, event: EngineEvent) {
+    fn engine_event(&mut self, event: EngineEvent) {
         let now = self.now();
+        let (request, number) = Leg::parts(event.id());
         // Events that happened before a request was removed from an engine and were not yet delivered.
-        if self.flights.get(&(event.id() as u32)).is_none_or(|flight| flight.node != Some(node)) {
+        let Some(stage) = self.flights.get(&request).and_then(|flight| flight.stage_of(number)) else {
             return;
-        }
-        let pool = self.world.nodes[node].pool;
-        match event {
-            EngineEvent::Allocated { id, tokens } => self.send_to(node, id as u32, tokens),
-            EngineEvent::FirstToken { id, cached_tokens } => {
-                let request = id as u32;
-                let prefilled = self.world.routers.len() > 1 && pool == DECODE;
+        };
+        let id = self.id(request);
+        match (event, stage) {
+            (EngineEvent::Allocated { tokens, .. }, _) => self.allocated(request, stage, tokens),
+            (EngineEvent::FirstToken { cached_tokens, .. }, Stage::Prefill) => {
+                self.outcome(request).cached_tokens = cached_tokens;
+            }
+            (EngineEvent::FirstToken { cached_tokens, .. }, Stage::Answer) => {
+                self.abandon_prefill(request);
                 let outcome = self.outcome(request);
-                if !prefilled {
+                (outcome.first_token, outcome.output_tokens) = (Some(now), 1);
+                if outcome.split.is_none() {
                     outcome.cached_tokens = cached_tokens;
                 }
-                if pool == DECODE {
-                    (outcome.first_token, outcome.output_tokens) = (Some(now), 1);
-                }
-                let id = self.id(request);
-                self.world.routers[pool].progress(now, id, true, 0, &mut self.world.outputs);
-                if pool == DECODE {
-                    self.await_more(request, 1);
-                }
+                self.world.router.progress(now, id, true, 0, &mut self.world.outputs);
+                self.await_more(request, 1);
             }
-            EngineEvent::Tokens { id, count } => {
-                let id = self.id(id as u32);
-                self.world.routers[pool].progress(now, id, false, count, &mut self.world.outputs);
+            (EngineEvent::Tokens { count, .. }, _) => {
+                self.world.router.progress(now, id, false, count, &mut self.world.outputs);
             }
-            EngineEvent::Finished { id } if pool == DECODE => {
-                let request = id as u32;
+            (EngineEvent::Finished { .. }, Stage::Prefill) => self.computed(request),
+            (EngineEvent::Finished { .. }, Stage::Answer) => {
                 let output_tokens = self.request(request).output_tokens;
                 self.outcome(request).output_tokens = output_tokens;
-                let (now, wrote) = (self.now(), Input::Wrote { request: self.id(request), output_tokens });
-                self.world.routers[pool].step(now, wrote, &mut self.world.outputs);
+                self.tell(Input::Wrote { request: id, output_tokens });
                 self.settle(request, None);
             }
-            EngineEvent::Finished { id } => self.hand_over(node, id as u32),
-            EngineEvent::Rejected { id, why } => self.settle(id as u32, Some(Failure::Refused(why))),
+            (EngineEvent::Rejected { why, .. }, _) => {
+                self.succeeded(self.leg_id(request, stage));
+                self.settle(request, Some(Failure::Refused(why)));
+            }
         }
     }
 
-    /// A prompt is computed: its KV blocks are sent from here to the decode engine.
-    fn hand_over(&mut self, node: usize, request: u32) {
-        self.answered(request);
-        self.succeeded(request);
-        self.release(request);
-        if let Some(flight) = self.flights.get_mut(&request) {
-            *flight = Flight { pool: DECODE, source: Some(node), ..Flight::default() };
-            self.place(request);
-        }
-    }
-
-    /// The engine at `node` has room for KV blocks: they are sent.
-    fn send_to(&mut self, node: usize, request: u32, tokens: u32) {
+    /// Steps the router.
+    pub(super) fn tell(&mut self, input: Input) {
         let now = self.now();
-        let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
-        let sender = &self.world.nodes[source];
-        if !sender.alive() || sender.active_faults.holes > 0 {
-            self.cancel(node, request);
-            return self.attempt_failed(request, source, Failed::Broken);
-        }
-        let World { nodes, .. } = &mut *self.world;
-        let bytes = nodes[node].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
-        let ready_at = nodes[source].link.begin(now, bytes);
-        let (time, ready_then) = (nodes[node].time(now), nodes[node].time(ready_at));
-        nodes[node].engine.ready(time, u64::from(request), ready_then);
-        if let Some(flight) = self.flights.get_mut(&request) {
-            flight.sent_by = Some(ready_at);
-        }
-        self.outcome(request).moved_tokens += tokens;
-        self.world.watch(node);
+        self.world.router.step(now, input, &mut self.world.outputs);
     }
 
     /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
     fn answered(&mut self, request: u32) {
-        let Some(&Flight { pool, source, .. }) = self.flights.get(&request) else { return };
-        let Outcome { cached_tokens, moved_tokens, .. } = *self.outcome(request);
-        if source.is_some() || moved_tokens > 0 {
-            return;
+        let Outcome { cached_tokens, moved_tokens, split, .. } = *self.outcome(request);
+        if split.is_none() && moved_tokens == 0 {
+            let reported = self.reported(request, cached_tokens);
+            self.tell(Input::Answered { request: self.id(request), reported });
         }
-        let (now, id) = (self.now(), self.id(request));
-        let reported = ReportedReuse { prompt_tokens: self.request(request).input_tokens, cached_tokens };
-        self.world.routers[pool].step(
-            now,
-            Input::Answered { request: id, reported },
-            &mut self.world.outputs,
-        );
     }
 
-    /// Reports to the router that serves a request that it has ended there.
+    pub(super) fn reported(&self, request: u32, cached_tokens: u32) -> ReportedReuse {
+        ReportedReuse { prompt_tokens: self.request(request).input_tokens, cached_tokens }
+    }
+
+    /// Reports to the router that a request has ended at its endpoints.
     pub(super) fn release(&mut self, request: u32) {
-        let (now, id) = (self.now(), self.id(request));
-        let pool = self.flights.get(&request).map_or(DECODE, |flight| flight.pool);
-        self.world.routers[pool].step(now, Input::Finished { request: id }, &mut self.world.outputs);
+        let leg = self.flights.get(&request).and_then(|flight| flight.prefill).map(|prefill| prefill.id);
+        leg.into_iter().chain([self.id(request)]).for_each(|request| self.tell(Input::Finished { request }));
     }
 
-    /// Reports to the router that an endpoint has answered without failure; a rejection also counts.
-    fn succeeded(&mut self, request: u32) {
-        let Some(flight) = self.flights.get(&request).filter(|_| self.world.config.rules.is_some()) else {
-            return;
-        };
-        let (now, request) = (self.now(), self.id(request));
-        self.world.routers[flight.pool].step(now, Input::Succeeded { request }, &mut self.world.outputs);
+    /// Reports to the router that an endpoint has answered a leg without failure; a rejection also counts.
+    pub(super) fn succeeded(&mut self, request: RequestId) {
+        if self.world.config.rules.is_some() {
+            self.tell(Input::Succeeded { request });
+        }
     }
 
     /// Reports to the router that a placed request has ended, and applies the outputs.
     pub(super) fn settle(&mut self, request: u32, failure: Option<Failure>) {
-        if failure.is_none() {
-            self.answered(request);
-        }
-        if matches!(failure, None | Some(Failure::Refused(_))) {
-            self.succeeded(request);
+        match failure {
+            None => {
+                self.answered(request);
+                self.succeeded(self.id(request));
+            }
+            Some(_) => self.cancel_legs(request),
         }
         self.release(request);
         self.over(request, failure);
@@ -530,10 +502,8 @@ impl Play<'_, '_> {
     /// A client gives up waiting.
     fn give_up(&mut self, request: u32) {
         self.count_tokens(request);
-        let Some(flight) = self.flights.get(&request) else { return };
-        if let Some(node) = flight.node {
-            self.cancel(node, request);
+        if self.flights.contains_key(&request) {
+            self.settle(request, Some(Failure::TimedOut));
         }
-        self.settle(request, Some(Failure::TimedOut));
     }
 }

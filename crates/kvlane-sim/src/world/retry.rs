@@ -10,7 +10,8 @@ use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 
 use super::Event;
-use super::play::{DECODE, Flight, Play};
+use super::play::{Flight, Play};
+use super::split::{Leg, Stage};
 use crate::fault::Fault;
 use crate::outcome::{Failure, Outcome};
 
@@ -23,6 +24,8 @@ pub(super) enum Failed {
     Broken,
     /// It timed out.
     Late,
+    /// KV blocks did not arrive, or not in time.
+    Transfer,
     /// The endpoint was busy, with or without `Retry-After`.
     Busy(Option<Nanos>),
 }
@@ -39,50 +42,44 @@ impl Play<'_, '_> {
             | Fault::BlackHole { endpoint, .. } => Some(endpoint),
             _ => None,
         };
-        let mut struck: Vec<u32> = self
-            .flights
-            .iter()
-            .filter(|(_, flight)| at.is_some() && flight.node == at)
-            .map(|(&r, _)| r)
-            .collect();
-        struck.sort_unstable();
-        struck.iter().for_each(|&request| self.count_tokens(request));
+        let struck = self.legs_at(|flight| at.and_then(|at| flight.stage_at(at)));
+        struck.iter().for_each(|&(request, _)| self.count_tokens(request));
         self.world.happen(Event::Fault(index));
         match fault {
             Fault::Death { endpoint, .. } => self.break_off(endpoint),
-            Fault::Reset { endpoint, .. } => {
-                struck.iter().for_each(|&request| self.cancel(endpoint, request));
-                for request in struck {
-                    self.attempt_failed(request, endpoint, Failed::Broken);
+            Fault::Reset { .. } => {
+                for (request, stage) in struck {
+                    self.attempt_failed(request, stage, Failed::Broken);
                 }
             }
             // They wait for an event that will not come.
-            Fault::BlackHole { endpoint, .. } => {
-                struck.iter().for_each(|&request| self.cancel(endpoint, request));
+            Fault::BlackHole { .. } => {
+                for (request, stage) in struck {
+                    let leg = self.flights.get(&request).and_then(|flight| flight.leg(stage).copied());
+                    leg.into_iter().for_each(|leg| self.cancel(request, leg));
+                }
             }
             _ => {}
         }
         self.follow();
     }
 
+    /// The requests of which `which` names a leg, in order.
+    fn legs_at(&self, which: impl Fn(&Flight) -> Option<Stage>) -> Vec<(u32, Stage)> {
+        let named = |(&request, flight)| Some((request, which(flight)?));
+        let mut found: Vec<(u32, Stage)> = self.flights.iter().filter_map(named).collect();
+        found.sort_unstable_by_key(|(request, _)| *request);
+        found
+    }
+
     /// An endpoint's requests break, and its transfers do not arrive.
     fn break_off(&mut self, endpoint: usize) {
         let now = self.now();
-        let hit = |flight: &Flight| {
-            let awaited = flight.source == Some(endpoint) && flight.sent_by.is_none_or(|at| at > now);
-            flight.node == Some(endpoint) || awaited && flight.node.is_some()
-        };
-        let mut broken: Vec<u32> =
-            self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
-        broken.sort_unstable();
-        for request in broken {
-            // The receiver of a transfer has blocks for it.
-            if let Some(node) =
-                self.flights.get(&request).and_then(|flight| flight.node).filter(|&s| s != endpoint)
-            {
-                self.cancel(node, request);
-            }
-            self.attempt_failed(request, endpoint, Failed::Broken);
+        for (request, stage) in self.legs_at(|flight| flight.stage_at(endpoint)) {
+            self.attempt_failed(request, stage, Failed::Broken);
+        }
+        for (request, stage) in self.legs_at(|flight| flight.stage_from(endpoint, now)) {
+            self.attempt_failed(request, stage, Failed::Transfer);
         }
     }
 
@@ -91,50 +88,58 @@ impl Play<'_, '_> {
         let was_healthy = self.world.nodes[at].found.healthy;
         self.world.happen(event);
         if was_healthy && !self.world.nodes[at].found.healthy {
-            let mut waiting: Vec<u32> =
-                self.flights.iter().filter(|(_, flight)| flight.node == Some(at)).map(|(&r, _)| r).collect();
-            waiting.retain(|&request| self.awaits_first_token(request));
-            waiting.sort_unstable();
-            for request in waiting {
-                self.cancel(at, request);
-                self.attempt_failed(request, at, Failed::Broken);
+            for (request, stage) in self.legs_at(|flight| flight.stage_at(at)) {
+                if self.outcome(request).first_token.is_none() {
+                    self.attempt_failed(request, stage, Failed::Broken);
+                }
             }
         }
         self.follow();
     }
 
-    fn awaits_first_token(&mut self, request: u32) -> bool {
-        let decodes = self.flights.get(&request).is_some_and(|flight| flight.pool == DECODE);
-        !decodes || self.outcome(request).first_token.is_none()
+    /// Removes a leg of a request from its engine.
+    pub(super) fn cancel(&mut self, request: u32, leg: Leg) {
+        let now = self.now();
+        let node = &mut self.world.nodes[leg.node];
+        let time = node.time(now);
+        node.engine.cancel(time, leg.id(request));
+        self.world.watch(leg.node);
     }
 
-    /// Removes a request from its engine.
-    pub(super) fn cancel(&mut self, at: usize, request: u32) {
-        let now = self.now();
-        let node = &mut self.world.nodes[at];
-        let time = node.time(now);
-        node.engine.cancel(time, u64::from(request));
-        self.world.watch(at);
+    /// Removes a request from its engines.
+    pub(super) fn cancel_legs(&mut self, request: u32) {
+        let legs: Vec<Leg> =
+            self.flights.get(&request).into_iter().flat_map(Flight::legs).map(|(_, leg)| leg).collect();
+        legs.into_iter().for_each(|leg| self.cancel(request, leg));
     }
 
     /// Counts the tokens that a client has received of an answer that is about to break.
     pub(super) fn count_tokens(&mut self, request: u32) {
         let now = self.now();
-        let Some(Flight { pool: DECODE, node: Some(node), .. }) = self.flights.get(&request) else { return };
-        let node = &mut self.world.nodes[*node];
+        let Some(&Flight { answer: Some(leg), .. }) = self.flights.get(&request) else { return };
+        let node = &mut self.world.nodes[leg.node];
         node.catch_up(now);
-        let generated = node.engine.generated_tokens(u64::from(request)).unwrap_or(0);
+        let generated = node.engine.generated_tokens(leg.id(request)).unwrap_or(0);
         let outcome = self.outcome(request);
         if outcome.first_token.is_some() && generated > 0 {
             outcome.output_tokens = 1 + (generated - 1) / TOKENS_TOLD * TOKENS_TOLD;
         }
     }
 
-    /// Schedules the first-token timeout of a request that has been given to an engine.
-    pub(super) fn await_first_token(&mut self, request: u32, sent: u32) {
-        let Some(rules) = &self.world.config.rules else { return };
-        if rules.first_token < Nanos::MAX {
-            let (run, at) = (self.run, self.now() + rules.first_token);
+    /// Schedules the first-token timeout of a leg that has been given to an engine. One that waits for blocks has its own,
+    /// from when they are computed.
+    pub(super) fn await_first_token(&mut self, request: u32, stage: Stage) {
+        let (Some(rules), Some(flight)) = (&self.world.config.rules, self.flights.get(&request)) else {
+            return;
+        };
+        let Some(&Leg { number: sent, .. }) = flight.leg(stage) else { return };
+        let wait = match stage {
+            Stage::Answer if self.awaits_prompt(request) => return,
+            Stage::Answer if flight.prefill.is_some() => rules.transfer.min(rules.first_token),
+            _ => rules.first_token,
+        };
+        if wait < Nanos::MAX {
+            let (run, at) = (self.run, self.now() + wait);
             self.world.clock.schedule(at, Event::Late { run, request, sent });
         }
     }
@@ -145,43 +150,45 @@ impl Play<'_, '_> {
             return;
         };
         if rules.between_tokens < Nanos::MAX {
-            let (run, sent, at) = (self.run, flight.sent, self.now() + rules.between_tokens);
+            let (run, at) = (self.run, self.now() + rules.between_tokens);
+            let Some(&Leg { number: sent, .. }) = flight.answer.as_ref() else { return };
             self.world.clock.schedule(at, Event::Stalled { run, request, sent, tokens });
         }
     }
 
-    /// The first-token timeout of a request, unless the token has arrived or the request has been placed elsewhere.
+    /// The first-token timeout of a leg, unless the token has arrived or the request has been placed elsewhere.
     pub(super) fn late(&mut self, request: u32, sent: u32) {
-        let Some(&Flight { node: Some(node), sent: last, .. }) = self.flights.get(&request) else { return };
-        if last == sent && self.awaits_first_token(request) {
-            self.cancel(node, request);
-            self.attempt_failed(request, node, Failed::Late);
+        let Some(flight) = self.flights.get(&request) else { return };
+        let (Some(stage), is_split) = (flight.stage_of(sent), flight.prefill.is_some()) else { return };
+        if self.outcome(request).first_token.is_none() {
+            let transfers = is_split && stage == Stage::Answer;
+            self.attempt_failed(request, stage, if transfers { Failed::Transfer } else { Failed::Late });
         }
     }
 
     /// The answer fails if it has not progressed.
     pub(super) fn stalled(&mut self, request: u32, sent: u32, tokens: u32) {
-        let Some(&Flight { node: Some(at), sent: last, .. }) = self.flights.get(&request) else { return };
-        if last != sent {
+        let Some(&Flight { answer: Some(leg), .. }) = self.flights.get(&request) else { return };
+        if leg.number != sent {
             return;
         }
         let now = self.now();
-        let node = &mut self.world.nodes[at];
+        let node = &mut self.world.nodes[leg.node];
         node.catch_up(now);
-        match node.engine.generated_tokens(u64::from(request)) {
+        match node.engine.generated_tokens(leg.id(request)) {
             Some(generated) if generated > tokens => self.await_more(request, generated),
             _ => {
                 self.count_tokens(request);
-                self.cancel(at, request);
-                self.attempt_failed(request, at, Failed::Late);
+                self.attempt_failed(request, Stage::Answer, Failed::Late);
             }
         }
     }
 
-    /// An endpoint did not answer, or stopped answering.
-    pub(super) fn attempt_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
+    /// An endpoint did not answer a leg, or stopped answering.
+    pub(super) fn attempt_failed(&mut self, request: u32, stage: Stage, how: Failed) {
         let retries_max = u32::from(self.world.config.attempts_max).saturating_sub(1);
-        self.tell_failed(request, endpoint, how);
+        self.cancel_legs(request);
+        self.tell_failed(request, stage, how);
         let Outcome { first_token, attempts, .. } = *self.outcome(request);
         let mut attempts = retry::Attempts::new(attempts.into());
         attempts.failed(matches!(how, Failed::Unreachable | Failed::Busy(_)));
@@ -189,41 +196,34 @@ impl Play<'_, '_> {
             return self.settle(request, Some(how.failure()));
         }
         self.release(request);
-        self.outcome(request).attempts += 1;
-        let prefill = self.world.routers.len() - 1;
-        let failed = self.world.nodes[endpoint].id;
+        let outcome = self.outcome(request);
+        (outcome.attempts, outcome.split) = (outcome.attempts + 1, None);
         if let Some(flight) = self.flights.get_mut(&request) {
-            if flight.pool == DECODE && prefill != DECODE {
-                // The prefill engine that held the prompt is gone: it has to be computed again.
-                *flight = Flight { pool: prefill, ..Flight::default() };
-            } else {
-                if flight.node == Some(endpoint) {
-                    flight.failed.push(failed);
-                }
-                (flight.node, flight.source, flight.sent_by) = (None, None, None);
-                flight.attempt += 1;
-            }
+            // Neither end is to blame for a transfer.
+            let blamed = flight.leg(stage).filter(|_| how != Failed::Transfer);
+            let blamed = blamed.map(|leg| self.world.nodes[leg.node].id);
+            flight.failed.extend(blamed);
+            (flight.answer, flight.prefill) = (None, None);
+            flight.attempt += 1;
             flight.ended = Some(how);
         }
         self.follow();
         self.place_again(request, attempts);
     }
 
-    /// Reports the outcome of an attempt to the router, which learns of its end by [`Input::Finished`].
-    fn tell_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
-        let Some(flight) = self.flights.get(&request).filter(|flight| flight.node == Some(endpoint)) else {
-            return;
-        };
-        if self.world.config.rules.is_none() {
-            return;
-        }
-        self.world.nodes[endpoint].found.gone |= how == Failed::Unreachable;
-        let (now, request) = (self.now(), self.id(request));
+    /// Reports the outcome of an attempt to the router, which learns of its end by [`Input::Finished`]. Failed transfers
+    /// are reported without rules too, as the times of the others are.
+    fn tell_failed(&mut self, request: u32, stage: Stage, how: Failed) {
+        let leg = self.flights.get(&request).and_then(|flight| flight.leg(stage));
+        let (Some(&Leg { node, .. }), request) = (leg, self.leg_id(request, stage)) else { return };
         let input = match how {
+            Failed::Transfer => Input::TransferFailed { request },
+            _ if self.world.config.rules.is_none() => return,
             Failed::Busy(retry_after) => Input::Busy { request, retry_after },
             Failed::Unreachable | Failed::Broken | Failed::Late => Input::Failed { request },
         };
-        self.world.routers[flight.pool].step(now, input, &mut self.world.outputs);
+        self.world.nodes[node].found.gone |= how == Failed::Unreachable;
+        self.tell(input);
     }
 
     /// Places a request again: after the pause that the rules say, if there are any.
@@ -256,7 +256,7 @@ impl Failed {
     fn failure(self) -> Failure {
         match self {
             Self::Busy(_) => Failure::Busy,
-            Self::Unreachable | Self::Broken | Self::Late => Failure::Broken,
+            Self::Unreachable | Self::Broken | Self::Late | Self::Transfer => Failure::Broken,
         }
     }
 }

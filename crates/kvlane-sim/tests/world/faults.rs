@@ -16,11 +16,17 @@ use super::{BLOCK_TOKENS, EVENTS, OPEN, check, config, conversations, play};
 /// A gateway that does not wait long.
 pub(crate) fn hasty(config: WorldConfig) -> WorldConfig {
     let probes = Probes { interval: secs(0.5), timeout: secs(1.0), ..Rules::default().probes };
-    let rules = Rules { first_token: secs(2.0), between_tokens: secs(3.0), probes, ..Rules::default() };
+    let rules = Rules {
+        first_token: secs(2.0),
+        transfer: secs(1.5),
+        between_tokens: secs(3.0),
+        probes,
+        ..Rules::default()
+    };
     WorldConfig { rules: Some(rules), attempts_max: 6, ..config }
 }
 
-fn secs(secs: f64) -> Nanos {
+pub(crate) fn secs(secs: f64) -> Nanos {
     Nanos::from_secs_f64(secs)
 }
 

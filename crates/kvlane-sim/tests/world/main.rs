@@ -1,9 +1,11 @@
 //! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
 mod faults;
+mod split;
 mod turns;
 
 use kvlane_core::index::{approx, exact};
+use kvlane_core::load::InFlight;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
@@ -11,7 +13,7 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::{
-    Batching, CpuTier, Drive, EngineConfig, Eviction, Failure, Outcome, Plan, PrefillPool, ReportFeed, Run,
+    Batching, Connector, CpuTier, Drive, EngineConfig, Eviction, Failure, Outcome, Plan, ReportFeed, Run,
     Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
@@ -36,7 +38,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
             exact: None,
             block_tokens: BLOCK_TOKENS,
         },
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),
@@ -102,9 +104,14 @@ fn check(trace: &Trace, run: &Run, world: &World) {
         assert!(stats.prefix_hit_tokens + stats.cpu_hit_tokens <= stats.prefix_queried_tokens);
     }
     assert_eq!(world.router().read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
-    let pool: Vec<u32> =
-        world.router().read(|s| s.pool().endpoints().map(|e| e.load.in_flight.requests).collect());
-    assert!(pool.iter().all(|&requests| requests == 0), "{pool:?}");
+    world.router().read(|scheduler| {
+        let transfers = scheduler.transfers();
+        for endpoint in scheduler.pool().endpoints() {
+            assert_eq!(endpoint.load.in_flight, InFlight::default());
+            assert_eq!(transfers.in_flight(endpoint.id), 0);
+        }
+        assert!(transfers.links(world.now()).all(|link| link.in_flight == 0));
+    });
 }
 
 /// Invariant: The same seed gives the same simulation.
@@ -245,58 +252,6 @@ fn a_full_pool_queues_and_sheds_as_the_gateway_does() {
     assert!(run.outcomes.iter().filter(shed).all(|o| o.end <= o.due + Nanos::from_millis(301)));
 }
 
-/// The same fleet with `prefill` of its engines only prefilling.
-fn disaggregated(mut config: WorldConfig, prefill: usize) -> WorldConfig {
-    let engines = config.engines.split_off(config.engines.len() - prefill);
-    config.prefill = Some(PrefillPool { engines, router: config.router.clone() });
-    config
-}
-
-#[test]
-fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
-    let trace = conversations(40, 12);
-    let (run, world) = play(disaggregated(config("least_load", 3, 1), 1), &trace, OPEN);
-    check(&trace, &run, &world);
-    assert!(run.outcomes.iter().all(Outcome::is_ok));
-    let stats = world.engine_stats();
-    let output: u32 = trace.requests.iter().map(|request| request.output_tokens).sum();
-    assert_eq!(stats[0].generation_tokens + stats[1].generation_tokens, u64::from(output));
-    assert_eq!(stats[2].generation_tokens, trace.requests.len() as u64, "one token for each prompt");
-    let moved: u64 = run.outcomes.iter().map(|outcome| u64::from(outcome.moved_tokens)).sum();
-    assert_eq!(stats[0].remote_tokens + stats[1].remote_tokens, moved);
-    assert!(moved > 0);
-}
-
-#[test]
-fn what_a_dead_engine_was_sending_does_not_arrive_and_is_computed_again() {
-    let trace = conversations(20, 12);
-    let mut config = disaggregated(config("least_load", 4, 1), 2);
-    // So slow that every transfer outlasts the sender.
-    config.link = TransferConfig { setup_s: 5.0, bytes_per_s: 1e9, slots: 100 };
-    config.faults = vec![Fault::Death { at: Nanos::from_secs(4), endpoint: 2, back_at: None }];
-    let (run, world) = play(config, &trace, OPEN);
-    check(&trace, &run, &world);
-    assert!(run.outcomes.iter().all(Outcome::is_ok));
-    let again: Vec<&Outcome> = run.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
-    assert!(!again.is_empty());
-    for outcome in again {
-        // Sent again, by the other engine, after the death.
-        assert!(outcome.first_token >= Some(Nanos::from_secs(4 + 5)), "{outcome:?}");
-    }
-}
-
-#[test]
-fn a_narrow_link_makes_first_tokens_late() {
-    let trace = conversations(40, 12);
-    let ttft = |slots: u32, bytes_per_s: f64| {
-        let mut config = disaggregated(config("least_load", 3, 1), 1);
-        config.link = TransferConfig { setup_s: 0.01, bytes_per_s, slots };
-        let (run, _) = play(config, &trace, OPEN);
-        run.outcomes.iter().filter_map(Outcome::ttft_s).sum::<f64>()
-    };
-    assert!(ttft(4, 1e10) < ttft(1, 1e8), "{} {}", ttft(4, 1e10), ttft(1, 1e8));
-}
-
 #[test]
 fn what_another_engine_has_is_fetched_rather_than_computed() {
     let trace = conversations(60, 13);
@@ -360,6 +315,7 @@ fn fault((kind, at, endpoint, lasts): (u32, u64, usize, Option<u64>)) -> Fault {
         7 => Fault::FloodFeed { at, endpoint, until },
         8 => Fault::Drain { at, endpoint, until },
         9 => Fault::Replace { at, endpoint, back_at: until },
+        10 => Fault::Transfers { at, endpoint, failed: 0.3, slow: 0.3, slow_by: Nanos::from_secs(3), until },
         _ => Fault::Reload { at },
     }
 }
@@ -373,12 +329,13 @@ proptest! {
         seed in 0u64..1000,
         engines in 1usize..4,
         policy in prop::sample::select(PolicyConfig::NAMES.to_vec()),
-        faults in prop::collection::vec((0u32..11, 0u64..20_000, 0usize..4, prop::option::of(1u64..8000)), 0..9),
+        faults in prop::collection::vec((0u32..12, 0u64..20_000, 0usize..4, prop::option::of(1u64..8000)), 0..9),
         (lost, duplicated, jitter) in (0.0..0.5, 0.0..0.5, 0u64..500),
         timeout in prop::option::of(300u64..5000),
         exact: bool,
         closed in prop::option::of(1u32..8),
-        (prefill, fetch) in (0usize..3, prop::option::of(1u32..200)),
+        (parts, fetch) in (split::parts(), prop::option::of(1u32..200)),
+        push: bool,
         eviction in prop::sample::select(EVICTIONS.to_vec()),
         tier in prop::option::of((0u32..900, any::<bool>())),
         (prefill_first, blocks) in (any::<bool>(), 100u32..500),
@@ -400,9 +357,8 @@ proptest! {
             EventFeed { delay: Nanos::from_millis(5), jitter: Nanos::from_millis(jitter), lost, duplicated };
         config.client_timeout = timeout.map(Nanos::from_millis);
         config.fetch_tokens_min = fetch;
-        if prefill > 0 && prefill < engines {
-            config = disaggregated(config, prefill);
-        }
+        config.parts = parts;
+        config.link.connector = if push { Connector::Push } else { Connector::Pull };
         let drive = closed.map_or(OPEN, |clients| Drive::Closed { clients });
         let (run, world) = play(config.clone(), &trace, drive);
         check(&trace, &run, &world);

@@ -50,6 +50,8 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("saturation-inflight", "routing.policy.saturation_inflight")
         .of("prefix_aware", "requests in flight at which an endpoint is skipped"),
     flag("timing", "routing.timing"),
+    flag("kv-connector", "disaggregation.connector"),
+    flag("prefill-policy", "disaggregation.prefill_policy"),
     flag("max-payload-size", "server.max_payload_size"),
     flag("max-concurrent-requests", "routing.max_concurrent_requests"),
     flag("queue-size", "routing.queue_size"),

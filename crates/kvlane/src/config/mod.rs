@@ -8,10 +8,10 @@ mod flags;
 mod reference;
 mod set;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use kvlane_fleet::yaml;
 use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
 use kvlane_http::address::worker_name;
@@ -31,6 +31,9 @@ pub(crate) struct ConfigArgs {
     keys: Vec<(&'static Flag, Value)>,
 }
 
+/// How KV blocks travel between workers.
+const CONNECTOR: &str = "disaggregation.connector";
+
 /// Flags that are more than a key's value.
 #[derive(Args, Clone, Debug)]
 struct MoreArgs {
@@ -43,6 +46,19 @@ struct MoreArgs {
     /// URLs of the workers: `http://host:port`, separated by spaces.
     #[arg(long, num_args = 1.., value_name = "URL")]
     worker_urls: Vec<String>,
+    /// Split requests between workers that prefill and workers that decode (`disaggregation.connector`: sglang if a
+    /// `--prefill` has a bootstrap port, else nixl).
+    #[arg(long, visible_alias = "vllm-pd-disaggregation")]
+    pd_disaggregation: bool,
+    /// A worker that prefills, and its bootstrap port if it is SGLang's. Repeatable.
+    #[arg(long, num_args = 1..=2, value_names = ["URL", "BOOTSTRAP_PORT"], action = ArgAction::Append)]
+    prefill: Vec<String>,
+    /// A worker that decodes. Repeatable.
+    #[arg(long, num_args = 1.., value_name = "URL")]
+    decode: Vec<String>,
+    /// Policy that picks the worker that decodes (`routing.policy`); `--policy` if not set.
+    #[arg(long, value_name = "POLICY")]
+    decode_policy: Option<String>,
     /// Labels of the pods in Kubernetes that are workers, as in `--selector app=vllm tier=gpu`: all must match. Discovers
     /// workers in Kubernetes.
     #[arg(long, visible_alias = "endpoint-selector", num_args = 1.., value_name = "LABEL=VALUE")]
@@ -131,9 +147,7 @@ impl ConfigArgs {
     pub(crate) fn load(&self) -> Result<Config> {
         let mut config = Config::default();
         if let Some(path) = &self.more.config {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            config = from_yaml(&text).with_context(|| format!("in {}", path.display()))?;
+            config = read(path)?;
         }
         let mut settings = Vec::new();
         for set in &self.more.set {
@@ -202,15 +216,48 @@ impl ConfigArgs {
             pools[model] = json!({"policy": name});
             flag("--pool-policy", "routing.pools+", pools);
         }
-        if !self.more.worker_urls.is_empty() {
-            let workers = self.more.worker_urls.iter().map(|url| json!({"url": url})).collect();
-            flag("--worker-urls", "workers", workers);
-        }
+        self.workers(&mut flag)?;
         self.discovery(&mut flag);
         if let Some(tokens) = self.more.block_size {
             flag("--block-size", "routing.block_bytes", json!(u64::from(tokens) * BYTES_PER_TOKEN as u64));
         }
         Ok(set)
+    }
+}
+
+// === impl ConfigArgs: workers ===
+
+impl ConfigArgs {
+    /// Keys of workers and of disaggregated serving that flags set, as for [`flags`](Self::flags).
+    fn workers(&self, flag: &mut impl FnMut(&str, &str, Value)) -> Result<()> {
+        let MoreArgs { worker_urls, prefill, decode, decode_policy, pd_disaggregation, .. } = &self.more;
+        let mut workers: Vec<Value> = worker_urls.iter().map(|url| json!({"url": url})).collect();
+        let mut has_port = false;
+        for said in prefill {
+            match said.parse::<u16>() {
+                // The second value of the flag.
+                Ok(port) => {
+                    let last = workers.last_mut().filter(|worker| worker["role"] == "prefill");
+                    let worker = last.with_context(|| format!("--prefill {said}: the URL comes first"))?;
+                    worker["bootstrap_port"] = json!(port);
+                    has_port = true;
+                }
+                Err(_) if said == "none" => {}
+                Err(_) => workers.push(json!({"url": said, "role": "prefill"})),
+            }
+        }
+        workers.extend(decode.iter().map(|url| json!({"url": url, "role": "decode"})));
+        if !workers.is_empty() {
+            let name = if worker_urls.is_empty() { "--prefill" } else { "--worker-urls" };
+            flag(name, "workers", json!(workers));
+        }
+        if *pd_disaggregation && !self.keys.iter().any(|(flag, _)| flag.key == CONNECTOR) {
+            flag("--pd-disaggregation", CONNECTOR, json!(if has_port { "sglang" } else { "nixl" }));
+        }
+        if let Some(policy) = decode_policy {
+            flag("--decode-policy", "routing.policy", json!(policy));
+        }
+        Ok(())
     }
 }
 
@@ -268,6 +315,18 @@ fn feeds_of<'a>(
     Ok((worker, endpoints.split(',').map(str::trim)))
 }
 
+/// The configuration in a file, without flags, validated.
+pub(crate) fn of_file(path: &Path) -> Result<Config> {
+    let config = read(path)?;
+    config.validate().with_context(|| format!("in {}", path.display()))?;
+    Ok(config)
+}
+
+fn read(path: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    from_yaml(&text).with_context(|| format!("in {}", path.display()))
+}
+
 /// Reads a configuration file.
 pub(crate) fn from_yaml(text: &str) -> Result<Config> {
     Ok(yaml::read(text)?)
@@ -275,8 +334,6 @@ pub(crate) fn from_yaml(text: &str) -> Result<Config> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use clap::Parser;
     use kvlane_core::policy::PolicyConfig;
 

@@ -62,6 +62,14 @@ rows! {
         worry: "it grows: batches are too large, or preemption; compare workers by `kvlane_worker_decode_step_seconds`",
     } = Family::new_with_constructor(|| Histogram::fine(TPOT_BUCKETS)),
 
+    pub kv_transfer: HistogramFamily<ModelLabel> {
+        seconds: true,
+        labels: &["model"],
+        help: "Prefill answered to first token at another worker",
+        meaning: "From the answer of a prefill worker to the first token of the [worker that decodes](disaggregation.md), for event streams",
+        worry: "it grows: the network between the engines, or the room in the caches of those that decode; requests that are split have learned it",
+    } = Family::new_with_constructor(|| Histogram::fine(LATENCY_BUCKETS)),
+
     pub(crate) stage: HistogramFamily<StageLabels> {
         seconds: true,
         labels: &["model", "stage"],

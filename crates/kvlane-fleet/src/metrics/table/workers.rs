@@ -104,7 +104,7 @@ rows! {
         seconds: false,
         labels: &["worker", "kind"],
         help: "Failed attempts",
-        meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, `unfit` if its probes failed while a request waited, or `stalled` if its engine made no progress",
+        meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, `unfit` if its probes failed while a request waited, `stalled` if its engine made no progress, or `transfer` if the KV blocks of a split request did not arrive",
         worry: "one worker has most of them",
     },
 

@@ -1,5 +1,6 @@
 //! Checks of one engine's own reports, row by row.
 
+use kvlane_fleet::worker::config::FeedSpec;
 use kvlane_http::client::Client;
 use kvlane_wire::engine::{
     ASSUMED, ENGINES, EngineKind, FeedQuery, FeedSource, PrefixCaching, Tokenize, advice, block_tokens,
@@ -9,6 +10,7 @@ use kvlane_wire::models;
 use serde_json::Value;
 
 use super::check::Checks;
+use super::workers::Engine;
 use super::{Examined, Way, events, request, tokens};
 
 /// Facts about an engine.
@@ -45,7 +47,8 @@ impl Facts {
 }
 
 /// All checks of one engine.
-pub(super) async fn examine(engine: &Client, way: &Way) -> Examined {
+pub(super) async fn examine(examined: &Engine, way: &Way) -> Examined {
+    let engine = &examined.client;
     let mut checks = Checks::default();
     let mut facts = Facts::default();
     if reachable(engine, &mut checks).await {
@@ -55,7 +58,7 @@ pub(super) async fn examine(engine: &Client, way: &Way) -> Examined {
         prefix_caching(engine, page.as_deref(), &facts, &mut checks).await;
         block_size(&facts, &mut checks);
         tokens::compare(engine, way, &mut facts, &mut checks).await;
-        feeds(engine, way, &mut facts, &mut checks).await;
+        feeds(examined, way, &mut facts, &mut checks).await;
         match (facts.model.clone(), way.sends) {
             (Some(model), true) => {
                 let told = events::listen(engine, &model, way, &facts, &mut checks).await;
@@ -214,7 +217,8 @@ fn block_size(facts: &Facts, checks: &mut Checks) {
 }
 
 /// Finds its KV event feeds.
-async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Checks) {
+async fn feeds(examined: &Engine, way: &Way, facts: &mut Facts, checks: &mut Checks) {
+    let engine = &examined.client;
     let told = told_feeds(engine).await;
     let feed = |source: &FeedSource| {
         let reached = |endpoint: &str| resolve(endpoint, engine.host());
@@ -225,7 +229,18 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
             topic: source.topic.clone(),
         })
     };
+    let configured = |(rank, feed): (usize, &FeedSpec)| {
+        Some(Feed {
+            rank: u32::try_from(rank).ok()?,
+            address: resolve(&feed.endpoint, engine.host())?,
+            replay: feed.replay.as_deref().and_then(|replay| resolve(replay, engine.host())),
+            topic: feed.topic.clone(),
+        })
+    };
     let (feeds, by) = match (&told, way.kv_events_port) {
+        _ if !examined.feeds.is_empty() => {
+            (examined.feeds.iter().enumerate().filter_map(configured).collect(), "kv_events")
+        }
         (Some((path, sources)), _) if !sources.is_empty() => {
             (sources.iter().filter_map(feed).collect::<Vec<_>>(), path.as_str())
         }

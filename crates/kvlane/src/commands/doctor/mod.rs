@@ -12,6 +12,7 @@ mod fleet;
 mod request;
 mod show;
 mod tokens;
+mod workers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ use kvlane_tokens::{Source, Tokenizer};
 
 use self::check::{Checks, Verdict};
 use self::engine::Facts;
+use self::workers::{Configured, Engine};
 
 /// Engines checked at a time.
 const AT_A_TIME: usize = 8;
@@ -35,8 +37,11 @@ const USAGE: u8 = 2;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
     /// The engines: `http://host:port`.
-    #[arg(required = true, value_name = "URL")]
+    #[arg(required_unless_present = "config", value_name = "URL")]
     urls: Vec<String>,
+    /// Configuration of a gateway: its workers are examined, too, and those that its sources of discovery name.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// URL of a gateway in front of them, to check its view: its metrics port, or its clients' port on loopback.
     #[arg(long, value_name = "URL")]
     gateway: Option<String>,
@@ -87,6 +92,8 @@ pub(super) struct Examined {
 
 /// The whole report.
 pub(super) struct Report {
+    /// About the configuration's workers and sources, if there is one.
+    discovery: Option<Checks>,
     engines: Vec<Examined>,
     fleet: Checks,
     gateway: Option<Checks>,
@@ -105,20 +112,29 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         Ok(way) => way,
         Err(error) => return usage(&error),
     };
-    let engine = |url: &String, flag: &str, key: &Option<Secret>| match key {
-        Some(key) => Client::at(url, way.patience)?.with_key(key).map_err(|error| format!("{flag}: {error}")),
+    let key = args.worker_api_key.as_ref();
+    let engines: Result<Vec<Engine>, String> =
+        args.urls.iter().map(|url| Engine::at(url, key, way.patience)).collect();
+    let gateway = args.gateway.as_ref().map(|url| match &args.admin_api_key {
+        Some(key) => {
+            let client = Client::at(url, way.patience)?;
+            client.with_key(key).map_err(|error| format!("--admin-api-key: {error}"))
+        }
         None => Client::at(url, way.patience),
-    };
-    let worker = |url| engine(url, "--worker-api-key", &args.worker_api_key);
-    let engines: Result<Vec<Client>, String> = args.urls.iter().map(worker).collect();
-    let gateway = |url| engine(url, "--admin-api-key", &args.admin_api_key);
-    let gateway = args.gateway.as_ref().map(gateway).transpose();
-    let (engines, gateway) = match (engines, gateway) {
-        (Ok(engines), Ok(gateway)) => (engines, gateway),
-        (Err(error), _) | (_, Err(error)) => return usage(&error),
+    });
+    let configured = args.config.as_ref().map(|path| Configured::read(path)).transpose();
+    let (mut engines, gateway, configured) = match (engines, gateway.transpose(), configured) {
+        (Ok(engines), Ok(gateway), Ok(configured)) => (engines, gateway, configured),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return usage(&error),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(examine(&engines, gateway.as_ref(), &way));
+    let report = runtime.block_on(async {
+        let discovery = match configured {
+            Some(configured) => Some(configured.add(&mut engines, key, way.patience).await),
+            None => None,
+        };
+        Report { discovery, ..examine(&engines, gateway.as_ref(), &way).await }
+    });
     show::write(&report, args.json.as_deref())?;
     Ok(if report.count(Verdict::Fail) > 0 { ExitCode::from(FAILURES) } else { ExitCode::SUCCESS })
 }
@@ -131,7 +147,7 @@ fn usage(error: &str) -> Result<ExitCode> {
     Ok(ExitCode::from(USAGE))
 }
 
-async fn examine(engines: &[Client], gateway: Option<&Client>, way: &Way) -> Report {
+async fn examine(engines: &[Engine], gateway: Option<&Client>, way: &Way) -> Report {
     let mut examined = Vec::new();
     for some in engines.chunks(AT_A_TIME) {
         let mut asked: Vec<_> = some.iter().map(|engine| Box::pin(engine::examine(engine, way))).collect();
@@ -148,14 +164,14 @@ async fn examine(engines: &[Client], gateway: Option<&Client>, way: &Way) -> Rep
         });
         together.await;
     }
-    let place = |one: &Examined| engines.iter().position(|engine| engine.url() == one.url);
+    let place = |one: &Examined| engines.iter().position(|engine| engine.client.url() == one.url);
     examined.sort_by_key(place);
     let fleet = fleet::compare(&examined);
     let gateway = match gateway {
         Some(gateway) => Some(fleet::gateway(gateway, &examined).await),
         None => None,
     };
-    Report { engines: examined, fleet, gateway }
+    Report { discovery: None, engines: examined, fleet, gateway }
 }
 
 // === impl Way ===
@@ -185,6 +201,7 @@ impl Way {
 impl Report {
     fn count(&self, verdict: Verdict) -> usize {
         let engines = self.engines.iter().map(|examined| &examined.checks);
-        engines.chain([&self.fleet]).chain(&self.gateway).map(|checks| checks.count(verdict)).sum()
+        let others = self.discovery.iter().chain([&self.fleet]).chain(&self.gateway);
+        engines.chain(others).map(|checks| checks.count(verdict)).sum()
     }
 }

@@ -33,6 +33,9 @@ fn print(text: &str) -> Result<()> {
 
 fn table(report: &Report) -> String {
     let mut text = String::new();
+    if let Some(checks) = report.discovery.as_ref().filter(|checks| !checks.0.is_empty()) {
+        section(&mut text, &[Some("the configuration")], checks);
+    }
     for Examined { url, facts, checks } in &report.engines {
         section(&mut text, &[Some(url.as_str()), facts.model.as_deref()], checks);
     }
@@ -80,7 +83,7 @@ fn as_json(report: &Report) -> Value {
     let engines: Vec<Value> = report.engines.iter().map(engine).collect();
     let count = |verdict| report.count(verdict);
     json!({
-        "schema": "kvlane.doctor/1", "engines": engines, "fleet": report.fleet, "gateway": report.gateway,
+        "schema": "kvlane.doctor/1", "discovery": report.discovery, "engines": engines, "fleet": report.fleet, "gateway": report.gateway,
         "ok": count(Verdict::Ok), "warnings": count(Verdict::Warn), "failures": count(Verdict::Fail),
         "skipped": count(Verdict::Skip),
     })

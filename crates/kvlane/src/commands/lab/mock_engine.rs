@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use kvlane_core::timing::TimingFile;
-use kvlane_mock::{DeathsLike, KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
+use kvlane_mock::{
+    DeathsLike, KvEventsConfig, KvEventsFaults, KvEventsHashes, KvRole, KvTransferConfig, KvTransferFaults,
+    MockConfig, MockEngine,
+};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -84,11 +87,59 @@ pub(crate) struct MockEngineArgs {
     /// Engine whose recorded failures the control port replays.
     #[arg(long, value_name = "ENGINE", default_value_t)]
     deaths_like: DeathsLike,
+    /// Share requests with another mock engine as engines with this connector do: nixl, nixl-push, mooncake, sglang,
+    /// lmcache or shared-storage. The port for transfers is the engine's own.
+    #[arg(long, value_name = "CONNECTOR")]
+    kv_connector: Option<String>,
+    /// What it does of such requests: `prefill`, `decode` or `both`.
+    #[arg(long, value_name = "ROLE", default_value = "both", value_parser = role)]
+    role: KvRole,
+    /// Engine seconds for which the blocks of a first leg are kept without news of the second.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    kv_lease: f64,
+    /// Engine seconds of a transfer before its first byte.
+    #[arg(long, value_name = "SECONDS", default_value_t = KvTransferConfig::default().kv_transfer_latency)]
+    kv_transfer_latency: f64,
+    /// Tokens of KV cache that are transferred per engine second [default: 128 KiB a token at 400 Gbit/s].
+    #[arg(long, value_name = "TOKENS")]
+    kv_transfer_tokens_per_second: Option<f64>,
+    /// Transfers to the engine at the same time.
+    #[arg(long, value_name = "COUNT", default_value_t = KvTransferConfig::default().kv_transfer_slots)]
+    kv_transfer_slots: u32,
+    /// Faults of transfers to the engine, such as fail=0.01,hang=0.001,slow=0.2,slow_s=20,abort_race=1.
+    #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
+    kv_transfer_faults: KvTransferFaults,
     /// A port, on the same address, that accepts faults at run time: POST /fault with {"fault":"slow","factor":4}, or
     /// reset, black_hole, heal, cut_feed, flood_feed, restore_feed, core_killed, core_stopped, server_killed,
-    /// server_stopped, terminated, out_of_memory.
+    /// server_stopped, terminated, out_of_memory; or {"fault":"transfers","faults":{"fail":1}}.
     #[arg(long, value_name = "PORT")]
     control_port: Option<u16>,
+}
+
+/// The settings of KV transfers.
+fn transfer(args: &MockEngineArgs) -> KvTransferConfig {
+    let default = KvTransferConfig::default();
+    KvTransferConfig {
+        kv_connector: args.kv_connector.clone(),
+        role: args.role,
+        kv_lease: args.kv_lease,
+        kv_transfer_latency: args.kv_transfer_latency,
+        kv_transfer_tokens_per_second: args
+            .kv_transfer_tokens_per_second
+            .unwrap_or(default.kv_transfer_tokens_per_second),
+        kv_transfer_slots: args.kv_transfer_slots,
+        kv_transfer_faults: args.kv_transfer_faults,
+    }
+}
+
+/// The role with this name.
+fn role(name: &str) -> Result<KvRole, String> {
+    match name {
+        "prefill" => Ok(KvRole::Prefill),
+        "decode" => Ok(KvRole::Decode),
+        "both" => Ok(KvRole::Both),
+        _ => Err("must be prefill, decode or both".into()),
+    }
 }
 
 /// Runs it.
@@ -109,6 +160,7 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         kv_events_hashes: args.kv_events_hashes,
         kv_events_faults: args.kv_events_faults.clone(),
         deaths_like: args.deaths_like,
+        kv_transfer: transfer(args),
         ..MockConfig::default()
     };
     if let Some(path) = &args.timing {

@@ -185,7 +185,7 @@ fn run(
             exact: knows.then_some(exact::Config { memory_bytes_max: usize::MAX }),
             block_tokens,
         },
-        prefill: None,
+        parts: Vec::new(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),

@@ -1,0 +1,161 @@
+//! Placement: selects an endpoint, or a pair of them, and reserves what the request needs there.
+
+use super::in_flight::{InFlightRequest, Receiving, Turn};
+use super::{OUTPUT_WEIGHT, Output, Scheduler};
+use crate::cache_accuracy::{Feed, Knowledge};
+use crate::decision::{Placement, PrefillLeg};
+use crate::endpoint::EndpointId;
+use crate::load::InFlight;
+use crate::policy::{Candidate, Pick, PickContext, Reason};
+use crate::queue::{Account, Lane, Waiting};
+use crate::request::SchedulingRequest;
+use crate::time::Nanos;
+
+impl Scheduler {
+    /// Selects an endpoint among the rows and reserves its load.
+    pub(super) fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, out: &mut Vec<Output>) {
+        let Waiting { request, block_tokens, .. } = waiting;
+        let explain = self.receipts.is_on();
+        if explain {
+            self.costs.clear();
+            self.costs.resize(self.rows.len(), f64::NAN);
+        }
+        let output_tokens = self.learning.forecast.tokens(request);
+        let mut cx = PickContext {
+            request,
+            now,
+            output_tokens,
+            usual_output_tokens: self.learning.forecast.usual_tokens(),
+            rng: &mut self.rng,
+            reason: Reason::default(),
+            costs: explain.then_some(&mut self.costs[..]),
+        };
+        let least = self.config.split_tokens_min;
+        let pick = Self::pick(&mut self.splits, &mut *self.policy, least, &mut cx, &self.rows);
+        let reason = cx.reason;
+        if let (Some(shadow), None) = (&mut self.shadow, pick.prefill) {
+            let usual = self.learning.forecast.usual_tokens();
+            shadow.decide(now, request, output_tokens, usual, &self.rows, (pick.row, reason));
+        }
+        self.picked = Some((self.rows[pick.row].endpoint, reason));
+        let Pick { row, prefill } = self.forced_pick(request).unwrap_or(pick);
+        let (picked, prefill) = (self.rows[row], prefill.map(|row| self.rows[row]));
+        let leg = request.leg.zip(prefill).map(|(id, row)| PrefillLeg {
+            id,
+            endpoint: row.endpoint,
+            overlap_tokens: row.overlap_tokens,
+            knowledge: row.knowledge,
+            feed: self.feed(row.endpoint),
+        });
+        let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = picked;
+        let feed = self.feed(endpoint);
+        let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed, prefill: leg };
+        if explain {
+            self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
+        }
+        let mut turn = None;
+        if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {
+            admission.placed(session, request.prompt_tokens, picked.load.in_flight.prefilling > 0);
+            let told = matches!(knowledge, Knowledge::Exact).then_some(prediction.exact);
+            turn = Some(Turn { session, sent_tokens: prediction.approximate, held_tokens: told });
+        }
+        let account = Account::of(request, lane);
+        let mut flight = InFlightRequest {
+            account,
+            output_tokens_due: output_tokens,
+            turn,
+            ..self.flight_at(now, request, &picked, *block_tokens)
+        };
+        let computed = prefill.as_ref().unwrap_or(&picked).uncached_tokens(request);
+        self.queue.charge(account, i64::from(computed) + OUTPUT_WEIGHT * i64::from(output_tokens));
+        if let (Some(leg), Some(prefill)) = (leg, &prefill) {
+            flight.prefilling = false;
+            flight.is_split = true;
+            flight.timed.is_received();
+            let tokens = std::mem::take(&mut flight.prefill_tokens);
+            flight.prefill_pairs = 0;
+            flight.receiving = Some(Receiving { leg: leg.id, from: leg.endpoint, tokens, since: None });
+            let asked = SchedulingRequest { id: leg.id, session: None, ..request.clone() };
+            let first = InFlightRequest {
+                account,
+                leg_of: Some(request.id),
+                is_stream: false,
+                ..self.flight_at(now, &asked, prefill, *block_tokens)
+            };
+            self.splits.legs += 1;
+            self.splits.receiving += 1;
+            self.splits.transfers.begin(leg.endpoint, endpoint);
+            self.reserve(first);
+        } else if request.whole_answer {
+            let in_flight = picked.load.in_flight;
+            let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
+            let tokens = prefill_tokens + u64::from(flight.prefill_tokens);
+            let pairs = prefill_pairs + flight.prefill_pairs;
+            let step_s = picked.rates.decode_step_s(in_flight.decoding(), context_tokens);
+            self.estimated_prefills.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
+        }
+        self.reserve(flight);
+        out.push(Output::Dispatch { request: request.id, placement });
+    }
+
+    /// The pick that a replay forces, if it forces one.
+    fn forced_pick(&self, request: &SchedulingRequest) -> Option<Pick> {
+        let (endpoint, prefill) = self.forced?;
+        let row_of = |id| self.rows.iter().position(|row| row.endpoint == id);
+        let prefill = prefill.filter(|_| request.leg.is_some()).and_then(row_of);
+        row_of(endpoint).map(|row| Pick { row, prefill })
+    }
+
+    fn feed(&self, endpoint: EndpointId) -> Feed {
+        self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.cache_accuracy.feed())
+    }
+
+    /// A request that this row is to compute and decode.
+    fn flight_at(
+        &self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        row: &Candidate,
+        block_tokens: u32,
+    ) -> InFlightRequest {
+        let (uncached, pairs) = (row.uncached_tokens(request), row.uncached_pairs(request));
+        InFlightRequest {
+            request: request.id,
+            endpoint: row.endpoint,
+            era: 0,
+            prefill_tokens: uncached,
+            prefill_pairs: pairs,
+            context_tokens: u64::from(request.prompt_tokens),
+            prompt_tokens: request.prompt_tokens,
+            block_tokens,
+            prediction: Some(row.prediction),
+            prefilling: true,
+            computed: false,
+            is_stream: !request.whole_answer,
+            timed: self.learning.placed(now, request, &row.load, uncached, pairs),
+            account: Account::of(request, Lane::Active),
+            output_tokens_due: 0,
+            receiving: None,
+            leg_of: None,
+            is_split: false,
+            turn: None,
+        }
+    }
+
+    /// Reserves what a request needs at its endpoint.
+    fn reserve(&mut self, flight: InFlightRequest) {
+        let flight =
+            InFlightRequest { era: self.register_with_breaker(flight.endpoint, flight.request), ..flight };
+        // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
+        self.queue_blocked = false;
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+            ledger.requests += 1;
+            ledger.prefilling += u32::from(flight.prefilling);
+            ledger.moving += u32::from(flight.moving());
+            ledger.prefill_pairs += flight.prefill_pairs;
+            ledger.prefill_tokens += u64::from(flight.prefill_tokens);
+            ledger.context_tokens += flight.context_tokens;
+        }
+        self.flights.insert(flight);
+    }
+}

@@ -1,0 +1,76 @@
+//! The configuration of disaggregated serving: section `disaggregation`.
+
+use std::time::Duration;
+
+use kvlane_core::config::{ConfigError, TIME, wrong};
+use kvlane_core::disaggregation::{Part, Role};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::section;
+use kvlane_wire::disaggregation::Connector;
+
+use crate::routing::policy_or_none;
+use crate::worker::Worker;
+
+section! {
+    /// How the prefill and the decode of a request are shared by two workers.
+    pub struct Disaggregation {
+        /// How KV blocks get from the engine that computes a prompt to the one that decodes its answer; null: requests
+        /// are not split. Workers with the role `both` can do either for one another.
+        pub connector: Option<Connector> = None;
+        /// Uncached prompt tokens from which a request is split, whatever that costs; without it, its price decides under
+        /// the policy `fleet_cost`, and the roles of the workers under any other.
+        pub split_tokens_min: Option<u32> = None;
+        /// Picks the worker that computes a prompt, where `routing.policy` picks the one that decodes its answer and knows
+        /// no price of a split; the same policy if not set.
+        #[serde(deserialize_with = "policy_or_none")]
+        pub prefill_policy: Option<PolicyConfig> = None;
+        /// Longest time from the end of a prefill to the first token of its answer. Then the request is served by one
+        /// worker.
+        #[serde(with = "humantime_serde")]
+        pub transfer_timeout: Duration = Duration::from_secs(10), in TIME;
+    }
+}
+
+/// The network of all workers of a fleet: they have one connector.
+const NETWORK: u16 = 0;
+
+// === impl Disaggregation ===
+
+impl Disaggregation {
+    /// Checks what bounds cannot.
+    ///
+    /// # Errors
+    /// If the gateway does not serve this connector.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let serves = |connector: &Connector| {
+            !matches!(connector, Connector::NixlPush | Connector::Mooncake | Connector::LlmdSidecar)
+        };
+        let Some(connector) = self.connector.filter(|connector| !serves(connector)) else { return Ok(()) };
+        let served = Connector::ALL.into_iter().filter(serves).map(Connector::name);
+        let problem = format!(
+            "'{}' is not served yet: use one of {}",
+            connector.name(),
+            served.collect::<Vec<_>>().join(", ")
+        );
+        wrong("disaggregation.connector", problem)
+    }
+
+    /// The part of a worker's endpoints.
+    pub fn part_of(&self, worker: &Worker) -> Part {
+        let role = worker.spec.role;
+        match self.connector {
+            Some(connector) => Part {
+                role,
+                // An engine that is either one or the other says which.
+                network: (role != Role::Both || connector.is_elastic()).then_some(NETWORK),
+                serves_alone: role == Role::Both || connector.is_elastic(),
+            },
+            None => Part { role, ..Part::default() },
+        }
+    }
+
+    /// Whether requests are sent to workers with this role.
+    pub fn uses(&self, role: Role) -> bool {
+        role.serves_requests() || role == Role::Prefill && self.connector.is_some()
+    }
+}
