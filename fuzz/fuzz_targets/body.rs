@@ -4,7 +4,7 @@
 
 use kvlane_wire::api::Api;
 use kvlane_wire::disaggregation::{
-    Connector, Source, Split, may_split, strip_transfer_params, transfer_params,
+    Connector, Source, Split, may_split, splits, strip_transfer_params, transfer_params,
 };
 use kvlane_wire::openai;
 use libfuzzer_sys::fuzz_target;
@@ -14,12 +14,14 @@ fuzz_target!(|body: &[u8]| {
     let params = transfer_params(body).ok();
     for api in Api::ALL {
         let Ok(parsed) = openai::parse(api, body, &mut prompt) else { continue };
-        let reserved = parsed.reserved;
+        let (reserved, telling) = (parsed.reserved, parsed.telling);
         let stripped = strip_transfer_params(body).expect("it was read");
         assert!(!openai::parse(api, &stripped, &mut prompt).expect("it was read").reserved);
         assert!(reserved || strip_transfer_params(&stripped).expect("again") == stripped);
         for connector in Connector::ALL {
-            if may_split(connector, api, body).is_err() {
+            let may_split = may_split(connector, api, body).is_ok();
+            assert!(telling || may_split == splits(connector, api));
+            if !may_split {
                 continue;
             }
             let source = Source { host: "h".into(), port: 1, engine_id: "\"".into(), tp_size: 1 };

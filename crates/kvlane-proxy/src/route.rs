@@ -11,7 +11,7 @@ use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::tokenize::Counted;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::Api;
-use kvlane_wire::disaggregation::{may_split, strip_transfer_params};
+use kvlane_wire::disaggregation::{may_split, splits, strip_transfer_params};
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -50,7 +50,7 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let (served, attributes, seed, estimated, salt, (pinned, reserved)) =
+    let (served, attributes, seed, estimated, salt, (pinned, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
             let served = match &parsed.model {
                 Some(model) => named_pool(proxy, model)?,
@@ -72,7 +72,7 @@ pub(super) async fn route(
             let origin =
                 before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
             let pinned = origin.map(|origin| origin.worker);
-            Ok((served, attributes, seed, estimated, (ours, apart), (pinned, parsed.reserved)))
+            Ok((served, attributes, seed, estimated, (ours, apart), (pinned, parsed.reserved, parsed.telling)))
         })?;
     let (ours, apart) = salt;
     let pool = &served.pool;
@@ -110,7 +110,10 @@ pub(super) async fn route(
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
     let connector = proxy.fleet.settings().disaggregation.connector;
     let connector = connector.filter(|_| pool.router.may_split() && pinned.is_none());
-    let may_split = connector.is_some_and(|connector| may_split(connector, api, body).is_ok());
+    let may_split = connector.is_some_and(|connector| {
+        // Most bodies have nothing that needs a second reading.
+        splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
+    });
     let routed = Routed {
         served,
         chain,

@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 use crate::api::Api;
+use crate::disaggregation::refuse::may_forbid;
 use crate::disaggregation::reserved::is_reserved;
 use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
 
@@ -61,6 +62,8 @@ pub struct ParsedRequest<'a> {
     /// Whether it has members that only a gateway may send to an engine, and which must not be relayed; see
     /// [`strip_transfer_params`](crate::disaggregation::strip_transfer_params).
     pub reserved: bool,
+    /// Whether it has members that can be reasons not to split it; see [`may_split`](crate::disaggregation::may_split).
+    pub telling: bool,
 }
 
 /// Why a body cannot be placed. Always a client error; a retry does not help.
@@ -211,6 +214,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
         let Some((index, &(name, field))) = known else {
             let value = reader.scanner.skip()?;
             request.reserved |= is_reserved(&key, value);
+            request.telling |= may_forbid(&key, value.starts_with('"'));
             continue;
         };
         if seen >> index & 1 == 1 {
@@ -222,6 +226,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
             reader.scanner.null()?;
             continue;
         }
+        request.telling |= may_forbid(name, kind == Kind::String);
 
         let start = reader.out.len();
         match field {
@@ -677,6 +682,7 @@ mod tests {
                 prompts: 1,
                 token_ids: false,
                 reserved: false,
+                telling: false,
             }
         );
     }

@@ -23,7 +23,7 @@ mod connector;
 mod mooncake;
 mod nixl;
 mod params;
-mod refuse;
+pub(crate) mod refuse;
 pub(crate) mod reserved;
 mod sglang;
 
@@ -31,7 +31,7 @@ pub use self::bodies::strip_transfer_params;
 pub use self::connector::{Connector, Legs, PREFILLER_HEADER, REQUEST_ID_HEADER, Source, Split};
 pub use self::mooncake::{ENGINES_PATH, engine_ids};
 pub use self::params::{NoParams, TransferParams, transfer_params};
-pub use self::refuse::{WhyNot, may_split};
+pub use self::refuse::{WhyNot, may_split, splits};
 
 #[cfg(test)]
 mod tests;

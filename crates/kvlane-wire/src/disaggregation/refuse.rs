@@ -25,7 +25,36 @@ pub enum WhyNot {
     Body,
 }
 
-/// Checks that a request gives the same answer when it is split.
+/// The members that [`may_split`] looks at.
+const TELLING: [&str; 18] = [
+    "prompt",
+    "text",
+    "input_ids",
+    "echo",
+    "logprobs",
+    "prompt_embeds",
+    "input_embeds",
+    "use_beam_search",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "truncation",
+    "previous_response_id",
+    "background",
+    "n",
+    "best_of",
+    "return_logprob",
+    "return_hidden_states",
+    "sampling_params",
+];
+
+/// Whether a member can be a reason not to split a request. A prompt that is one text is none.
+pub(crate) fn may_forbid(key: &str, is_text: bool) -> bool {
+    TELLING.contains(&key) && !(is_text && matches!(key, "prompt" | "text"))
+}
+
+/// Checks that a request gives the same answer when it is split. Where
+/// [`ParsedRequest::telling`](crate::openai::ParsedRequest::telling) says that the body has nothing to look at, this is
+/// [`splits`].
 ///
 /// # Errors
 /// The first reason found why it may not.
@@ -40,7 +69,7 @@ pub fn may_split(connector: Connector, api: Api, body: &[u8]) -> Result<(), WhyN
 }
 
 /// Whether engines with this connector accept both legs at this API.
-fn splits(connector: Connector, api: Api) -> bool {
+pub fn splits(connector: Connector, api: Api) -> bool {
     match api {
         Api::ChatCompletions | Api::Completions => true,
         // Mooncake's first leg needs `ignore_eos`, which these have not; SGLang's have no bootstrap members.
