@@ -216,7 +216,13 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
         (figure(), figure(), any::<u32>(), any::<u32>()),
     )
         .prop_map(
-            |((scenario, about, fleet, workload, seeds, first_seed), policies, faults, published, judgement)| Scenario {
+            |(
+                (scenario, about, fleet, workload, seeds, first_seed),
+                policies,
+                faults,
+                published,
+                judgement,
+            )| Scenario {
                 scenario,
                 about,
                 fleet,

@@ -161,7 +161,11 @@ pub fn run(
     // Job `n` is arm, point and seed, the seed varying fastest.
     let parts = |job: usize| {
         let (run, seed) = (job / seeds as usize, job % seeds as usize);
-        (&scenario.policies[run / loads], &prepared.points[run % loads], scenario.first_seed.saturating_add(seed as u32))
+        (
+            &scenario.policies[run / loads],
+            &prepared.points[run % loads],
+            scenario.first_seed.saturating_add(seed as u32),
+        )
     };
     let total: usize =
         prepared.points.iter().map(|point| prepared.requests(point)).sum::<usize>() * arms * seeds as usize;
