@@ -135,6 +135,9 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                     "worker": name(leg.endpoint), "overlap_tokens": leg.overlap_tokens,
                     "knowledge": leg.knowledge.name(), "feed": leg.feed.name(),
                 })),
+                "pairs": receipt.pairs.iter().map(|pair| json!({
+                    "worker": name(pair.endpoint), "prefill": name(pair.prefill), "cost": pair.cost, "terms": pair.terms,
+                })).collect::<Vec<_>>(),
                 "candidates": rows, "candidates_left_out": left_out,
             })
         })

@@ -105,6 +105,47 @@ async fn a_split_request_is_computed_by_one_worker_and_decoded_by_the_other() {
     world.end().await;
 }
 
+/// Invariant: Of a split request only what the engine that computed the prompt had cached counts as cached; fetched tokens are
+/// counted apart.
+///
+/// vLLM before 0.31 reports all fetched tokens as cached on the engine that decodes, later versions report the count of
+/// the other engine, or 0.
+#[tokio::test]
+async fn fetched_tokens_are_not_counted_as_cached() {
+    let world = World::new().await;
+    let usage = |cached: u32| json!({"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+    let mut cached = 0;
+    for (streams, had, told) in [(false, 400, 1000), (true, 300, 999), (false, 200, 0)] {
+        let body = if streams { chat_stream("m", "hi") } else { chat("m", "hi") };
+        let mut client = world.gateway.begin(body).await;
+        let said = json!({"usage": usage(had), "kv_transfer_params": params()}).to_string();
+        world.prefill.call().await.answer(200, &said).await;
+        let mut call = world.decode.call().await;
+        if streams {
+            call.begin_stream().await;
+            call.chunk(&event("one")).await;
+            call.chunk(&format!("data: {}\n\n", json!({"choices": [], "usage": usage(told)}))).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        } else {
+            call.answer(200, &json!({"usage": usage(told)}).to_string()).await;
+        }
+        let reply = client.reply().await;
+        assert_eq!(reply.header("x-router-prefill-cached-tokens"), Some(&*had.to_string()));
+        world.gateway.ledger_is_zero().await;
+        cached += had;
+    }
+    let metric = async |name: &str| world.gateway.metric(&format!("{name}{{model=\"m\"}}")).await;
+    assert_eq!(metric("kvlane_cached_tokens_total").await, Some(cached.into()));
+    assert_eq!(metric("kvlane_input_tokens_total").await, Some(3000.0));
+    assert_eq!(metric("kvlane_splits_total").await, Some(3.0));
+    assert!(metric("kvlane_transferred_tokens_total").await > Some(0.0));
+    let fleet = world.gateway.operate("GET", "/fleet", "").await.json();
+    let totals = &fleet["pools"][0]["totals"];
+    assert_eq!((&totals["cached_tokens"], &totals["splits"]), (&json!(cached), &json!(3)), "{totals}");
+    world.end().await;
+}
+
 /// Invariant: A prefill that fails before the first byte of the answer costs the client time only: one worker serves the
 /// request.
 #[tokio::test]

@@ -50,7 +50,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason};
+use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
 use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
@@ -365,6 +365,17 @@ impl Terms<'_> {
             + self.new_prefix * work_s(row.endpoint)
     }
 
+    /// What an answer costs before its decoding, whose prompt was computed elsewhere.
+    fn second_leg(&self, row: &Candidate) -> SplitTerms {
+        let Effect { prefill_s, with_s, .. } = self.effect(row);
+        SplitTerms {
+            second_step_s: STEPS_AFTER_TRANSFER * with_s,
+            copy_s: prefill_s * self.again,
+            room_s: self.room_s(row, with_s),
+            ..SplitTerms::default()
+        }
+    }
+
     /// Seconds until answers in flight have freed enough of the KV cache for this request, by the capacity that the
     /// engine reports: each holds its context until it has its usual length.
     fn room_s(&self, row: &Candidate, step_s: f64) -> f64 {
@@ -437,7 +448,13 @@ impl Policy for FleetCost {
                 if !from.can_prefill_for(to) || alone.is_some() && !pairs.has_room(from, to) {
                     continue;
                 }
-                let cost_s = prompt_s + answer_s + pairs.transfer_s(cx.request, from, to);
+                let transfer_s = pairs.transfer_s(cx.request, from, to);
+                let cost_s = prompt_s + answer_s + transfer_s;
+                cx.note_pair(prefill, row, cost_s, || {
+                    let interrupted_s = interrupted_s(to);
+                    let split = SplitTerms { prompt_s, transfer_s, interrupted_s, ..terms.second_leg(to) };
+                    SplitTerms { decode_s: answer_s - split.second_leg_s(), ..split }
+                });
                 if best.is_none_or(|(least_s, _)| cost_s < least_s) {
                     best = Some((cost_s, Pick { row, prefill: Some(prefill) }));
                 }
