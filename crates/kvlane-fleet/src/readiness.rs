@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::Fleet;
+use crate::decoders::Decoders;
 
 /// How often the verdict is computed anew for those that watch it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -128,6 +129,11 @@ impl Fleet {
     pub async fn keep_readiness(&self) {
         loop {
             self.readiness();
+            for pool in self.pools() {
+                if let Some(decoders) = Decoders::of(&pool) {
+                    pool.logged_side.log(&pool.model, &decoders);
+                }
+            }
             sleep(LOOK_EVERY).await;
         }
     }

@@ -8,7 +8,7 @@ use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::{Config, LimitSpec, WorkerSpec};
 use kvlane_gateway::testing::{
     CachingEngine, Call, FakeEngine, FeedEndpoint, TestGateway, Told, batch, caching_config, chat,
-    chat_stream, event, eventually, in_turn,
+    chat_stream, event, eventually, in_turn, soon,
 };
 use kvlane_wire::disaggregation::Connector;
 use serde_json::{Value, json};
@@ -310,6 +310,58 @@ async fn engines_of_sglang_do_not_serve_alone() {
     let reply = world.gateway.ask("POST", "/v1/completions", r#"{"model":"m","prompt":["a","b"]}"#).await;
     assert_eq!(reply.status, 503, "it cannot be split: {}", reply.text());
     world.end().await;
+}
+
+/// Invariant: A decode side that is missing, or whose load is unknown, is reported by `/readiness` and `/metrics`.
+///
+/// vllm-project/router falls back to random placement without a word when it knows nothing of its workers.
+#[tokio::test]
+async fn a_decode_side_that_is_missing_or_unknown_is_reported() {
+    let mut config = in_turn();
+    config.health.interval = Duration::from_millis(1);
+    let world = World::with(config, Connector::Nixl).await;
+    let side = async || {
+        world.gateway.operate("GET", "/readiness", "").await.json()["pools"][0]["disaggregation"].take()
+    };
+    let metric = async |load: &str| {
+        world.gateway.metric(&format!("kvlane_decode_endpoints{{model=\"m\",load=\"{load}\"}}")).await
+    };
+    let until = async |problem: Option<&str>| loop {
+        let told = soon("the state", side()).await;
+        if told["problem"].as_str().map(|told| told.split(':').next().unwrap_or_default()) == problem {
+            return told;
+        }
+    };
+    let told = until(Some("the load of decode workers is unknown")).await;
+    assert_eq!((&told["prefill"], &told["decode"]), (&json!(1), &json!(1)));
+    assert_eq!(told["load_unknown"], json!([world.decode.url()]));
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(0.0), Some(1.0)));
+
+    let idle = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n";
+    world.decode.set_metrics(idle);
+    until(None).await;
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(1.0), Some(0.0)));
+
+    world.decode.refuse();
+    let told = until(Some("no worker decodes what prefill workers compute")).await;
+    assert!(told["problem"].as_str().is_some_and(|problem| problem.contains("whole requests")), "{told}");
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(0.0), Some(0.0)));
+    assert_eq!(world.gateway.operate("GET", "/readiness", "").await.status, 200, "it serves requests");
+    world.gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_gateway_whose_engines_cannot_serve_alone_is_not_ready_without_a_pair() {
+    let mut config = in_turn();
+    config.health.interval = Duration::from_millis(1);
+    let world = World::with(config, Connector::Sglang).await;
+    assert_eq!(world.gateway.operate("GET", "/readiness", "").await.status, 200);
+    world.decode.refuse();
+    while soon("the verdict", world.gateway.operate("GET", "/readiness", "")).await.status != 503 {}
+    let told = world.gateway.operate("GET", "/readiness", "").await.json();
+    let problem = told["pools"][0]["disaggregation"]["problem"].as_str().expect("a problem");
+    assert!(problem.contains("requests are rejected"), "{told}");
+    world.gateway.end().await;
 }
 
 /// Invariant: A client is not charged for a split request that both engines fail.

@@ -55,8 +55,8 @@ pub struct Lease {
     passes_by: bool,
     /// For a request that is split: its prefill leg, until its blocks have arrived.
     leg: Option<Box<Lease>>,
-    /// For a prefill leg: when its prompt was computed.
-    prefilled: Nanos,
+    /// For a prefill leg: when its prompt was computed, if that is seen.
+    prefilled: Option<Nanos>,
     /// What the engine that computed the prompt reports: of a prefill leg, and then of its request.
     prefill_usage: Option<Usage>,
     /// The attempt in the trace.
@@ -100,7 +100,7 @@ impl Lease {
             before: None,
             passes_by: false,
             leg: None,
-            prefilled: placed,
+            prefilled: None,
             prefill_usage: None,
             outcome: Vec::new(),
         }
@@ -177,11 +177,12 @@ impl Lease {
 
     /// For a prefill leg: the prompt is computed, and its blocks can be fetched. `usage` is the engine's count.
     pub(crate) fn computed(&mut self, usage: Option<Usage>) {
-        self.prefilled = self.proxy.fleet.clock.now();
+        let now = self.proxy.fleet.clock.now();
+        self.prefilled = Some(now);
         self.prefill_usage = usage;
         if let Some(attempt) = &mut self.attempt {
             attempt.complete(usage.map_or(0, |usage| usage.completion_tokens.into()), usage);
-            attempt.end(self.prefilled);
+            attempt.end(now);
         }
         self.pool.begin(self.request);
         let reported = usage.and_then(|usage| {
@@ -190,7 +191,7 @@ impl Lease {
         });
         if let (Some(usage), Some(feed)) = (usage, &self.endpoint.feed) {
             let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
-            feed.note_answer(self.prefilled, self.received, computed_tokens, self.pool.known_block_tokens());
+            feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
         }
         let request = self.request;
         let answered = reported.map(|reported| Input::Answered { request, reported });
@@ -199,7 +200,7 @@ impl Lease {
         self.pass_by();
     }
 
-    /// The blocks of a split request have arrived. Returns when its prompt had been computed.
+    /// The blocks of a split request have arrived. Returns when its prompt had been computed, if that was seen.
     fn receive(&mut self) -> Option<Nanos> {
         let leg = self.leg.take()?;
         let tokens = self.prompt_tokens.saturating_sub(self.placement.overlap_tokens);
@@ -207,7 +208,7 @@ impl Lease {
         if let Some(attempt) = &mut self.attempt {
             attempt.received(tokens);
         }
-        Some(leg.prefilled)
+        leg.prefilled
     }
 
     /// The blocks of a split request did not arrive.

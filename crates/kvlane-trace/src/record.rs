@@ -166,6 +166,7 @@ mod tests {
             cached_tokens: Some(64),
             output_tokens: 5,
             endpoint: Some("a".into()),
+            prefill_endpoint: Some("engine-2".into()),
             status: 200,
             session: Some(1),
             base: Some(2),

@@ -32,8 +32,8 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel, RequestLabels,
-    SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
+    Continued, DecodeLabels, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel,
+    RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
