@@ -397,11 +397,9 @@ async fn each_leg_of_a_split_request_is_a_span_with_its_own_stages() {
         r#"{"prompt_tokens": 90, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 64}}"#;
     let call = prefill.call().await;
     let first = call.header("traceparent").expect("a parent").to_owned();
-    call.answer(
-        200,
-        &format!(r#"{{"usage": {usage}, "kv_transfer_params": {{"do_remote_prefill": true, "remote_block_ids": [[1]]}}}}"#),
-    )
-    .await;
+    let params = r#"{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1]], "remote_engine_id": "e",
+        "remote_request_id": "r", "remote_host": "h", "remote_port": 5600, "tp_size": 1}"#;
+    call.answer(200, &format!(r#"{{"usage": {usage}, "kv_transfer_params": {params}}}"#)).await;
     let mut call = decode.call().await;
     let second = call.header("traceparent").expect("a parent").to_owned();
     call.begin_stream().await;
