@@ -110,7 +110,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
         pool.metrics.shed.read(now);
         metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
         metrics.tokens.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
-        if let Some(Decoders { known, unknown, .. }) = Decoders::of(pool) {
+        if let Some(Decoders { known, unknown, .. }) = pool.decoders() {
             for (load, count) in [("known", known), ("unknown", unknown.len())] {
                 let labels = DecodeLabels { model: pool.model.clone(), load };
                 metrics.workers.decode_endpoints.get_or_create(&labels).set(count as i64);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use kvlane_fleet::Fleet;
-use kvlane_fleet::decoders::Decoders;
 use kvlane_fleet::parity::Parity;
 use kvlane_proxy::body::{Body, json_response};
 use kvlane_proxy::error::ApiError;
@@ -44,7 +43,7 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
                 "model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": worst.name(),
                 "knowledge": counts, "block_tokens": pool.router.block_tokens(),
                 "tokens": pool.counting.describe(),
-                "disaggregation": Decoders::of(pool).map(|decoders| decoders.describe()),
+                "disaggregation": pool.decoders().map(|decoders| decoders.describe()),
             })
         })
         .collect();

@@ -7,10 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvlane_core::disaggregation::{Part, Role};
-use kvlane_core::endpoint::EndpointId;
 use serde_json::{Value, json};
-
-use crate::pool::ModelPool;
 
 /// Most endpoints without a known load that are listed.
 const LISTED_MAX: usize = 16;
@@ -48,27 +45,17 @@ pub struct LoggedSide(AtomicU8);
 // === impl Decoders ===
 
 impl Decoders {
-    /// Those of a pool; `None` if its requests are not split.
-    pub fn of(pool: &ModelPool) -> Option<Self> {
-        let parts: Vec<(EndpointId, Part)> = pool.router.read(|scheduler| {
-            let takes = scheduler.pool().eligible();
-            takes.map(|endpoint| (endpoint.id, endpoint.part)).collect()
-        });
-        parts.iter().any(|(_, part)| part.network.is_some()).then(|| {
-            let mut decoders = Self::default();
-            for (id, part) in parts {
-                if part.role == Role::Prefill {
-                    decoders.prefill += 1;
-                    decoders.prefill_serves |= part.could_serve_alone();
-                }
-                let Some(endpoint) = pool.endpoint(id).filter(|_| part.may_decode()) else { continue };
-                match endpoint.load_unknown.load(Ordering::Relaxed) {
-                    true => decoders.unknown.push(Arc::clone(&endpoint.name)),
-                    false => decoders.known += 1,
-                }
-            }
-            decoders
-        })
+    /// Counts an endpoint that takes requests.
+    pub fn add(&mut self, name: &Arc<str>, part: &Part, load_unknown: bool) {
+        if part.role == Role::Prefill {
+            self.prefill += 1;
+            self.prefill_serves |= part.could_serve_alone();
+        }
+        match (part.may_decode(), load_unknown) {
+            (false, _) => {}
+            (true, false) => self.known += 1,
+            (true, true) => self.unknown.push(Arc::clone(name)),
+        }
     }
 
     /// What an operator has to know.

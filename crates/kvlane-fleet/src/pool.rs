@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::decoders::LoggedSide;
+use crate::decoders::{Decoders, LoggedSide};
 use crate::feed::EventFeed;
 use crate::first_tokens::FirstTokens;
 use crate::metrics::{PoolMetrics, SelectionMetrics};
@@ -252,6 +252,23 @@ impl ModelPool {
     /// Whether an endpoint takes requests, alone or with another.
     pub fn takes_requests(&self) -> bool {
         self.router.read(Scheduler::takes_requests)
+    }
+
+    /// Its endpoints that take requests, by their part in disaggregated serving; `None` if requests are not split.
+    pub fn decoders(&self) -> Option<Decoders> {
+        let parts: Vec<(EndpointId, Part)> = self.router.read(|scheduler| {
+            let takes = scheduler.pool().eligible();
+            takes.map(|endpoint| (endpoint.id, endpoint.part)).collect()
+        });
+        parts.iter().any(|(_, part)| part.network.is_some()).then(|| {
+            let mut decoders = Decoders::default();
+            for (id, part) in parts {
+                if let Some(endpoint) = self.endpoint(id) {
+                    decoders.add(&endpoint.name, &part, endpoint.load_unknown.load(Ordering::Relaxed));
+                }
+            }
+            decoders
+        })
     }
 
     /// The endpoint of this id, if it has not left.

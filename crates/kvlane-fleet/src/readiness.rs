@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::Fleet;
-use crate::decoders::Decoders;
 
 /// How often the verdict is computed anew for those that watch it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -130,7 +129,7 @@ impl Fleet {
         loop {
             self.readiness();
             for pool in self.pools() {
-                if let Some(decoders) = Decoders::of(&pool) {
+                if let Some(decoders) = pool.decoders() {
                     pool.logged_side.log(&pool.model, &decoders);
                 }
             }

@@ -326,11 +326,17 @@ async fn a_decode_side_that_is_missing_or_unknown_is_reported() {
     let metric = async |load: &str| {
         world.gateway.metric(&format!("kvlane_decode_endpoints{{model=\"m\",load=\"{load}\"}}")).await
     };
-    let until = async |problem: Option<&str>| loop {
-        let told = soon("the state", side()).await;
-        if told["problem"].as_str().map(|told| told.split(':').next().unwrap_or_default()) == problem {
-            return told;
-        }
+    let until = async |problem: Option<&str>| {
+        let told = async {
+            loop {
+                let told = side().await;
+                if told["problem"].as_str().map(|told| told.split(':').next().unwrap_or_default()) == problem
+                {
+                    return told;
+                }
+            }
+        };
+        soon("the state", told).await
     };
     let told = until(Some("the load of decode workers is unknown")).await;
     assert_eq!((&told["prefill"], &told["decode"]), (&json!(1), &json!(1)));
@@ -357,7 +363,8 @@ async fn a_gateway_whose_engines_cannot_serve_alone_is_not_ready_without_a_pair(
     let world = World::with(config, Connector::Sglang).await;
     assert_eq!(world.gateway.operate("GET", "/readiness", "").await.status, 200);
     world.decode.refuse();
-    while soon("the verdict", world.gateway.operate("GET", "/readiness", "")).await.status != 503 {}
+    let refused = async { while world.gateway.operate("GET", "/readiness", "").await.status != 503 {} };
+    soon("the verdict", refused).await;
     let told = world.gateway.operate("GET", "/readiness", "").await.json();
     let problem = told["pools"][0]["disaggregation"]["problem"].as_str().expect("a problem");
     assert!(problem.contains("requests are rejected"), "{told}");
