@@ -42,7 +42,7 @@ pub async fn read(engine: &str, target: &Target) -> Result<Vec<(u32, PrefixCache
     let caches = prefix_caches(&String::from_utf8_lossy(&page));
     if caches.is_empty() {
         return Err(format!(
-            "engine {engine}: its /metrics have no prefix cache counters; enable prefix caching, and metrics for SGLang"
+            "engine {engine}: its /metrics have no prefix cache counters; enable its metrics and its prefix cache"
         ));
     }
     Ok(caches)

@@ -93,7 +93,7 @@ rows! {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines fetched from elsewhere, by their own counters",
-        meaning: "Prompt tokens that engines fetched from other engines or stores by a KV connector, by their `/metrics` (vLLM); no part of `kvlane_engine_hit_tokens_total`",
+        meaning: "Prompt tokens that engines fetched from other engines or stores by a KV connector, by their `/metrics`, where those have it; no part of `kvlane_engine_hit_tokens_total`",
         worry: "",
     },
 
