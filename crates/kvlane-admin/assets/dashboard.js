@@ -95,7 +95,7 @@ const SOURCES = {
   config: "the configuration", admin: "an operator", kubernetes: "Kubernetes", dns: "DNS", file: "the workers file",
 };
 const ROLES = {
-  both: "prefill and decode", prefill: "prefill only: no requests of its own", decode: "decode",
+  both: "prefill and decode", prefill: "prefill: computes prompts that other workers answer", decode: "decode: answers requests whose prompts others compute, and whole ones",
   encode: "encode only: no requests of its own",
 };
 const TRUST = {
@@ -393,10 +393,11 @@ function tile(name, figure, unit, more, values) {
     const note = make("div", { class: "more" });
     const root = make("div", { class: "tile", role: "group", "aria-label": name },
       make("div", { class: "name" }, name), make("div", { class: "figure" }, number, suffix), note, svg);
-    shown = { number, suffix, note, area, line };
+    shown = { root, number, suffix, note, area, line };
     tiles.set(name, shown);
     $("tiles").append(root);
   }
+  if (shown.root.hidden) shown.root.hidden = false;
   setText(shown.number, figure);
   setText(shown.suffix, unit);
   setText(shown.note, more);
@@ -424,8 +425,20 @@ function showTiles(all) {
   tile("Cached prompt tokens", share(last(cached.values)), cached.name, others.join(" · "), cached.values.slice(-n));
   tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
   tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "not reported", recent("kv_usage_ratio"));
+  if (splits(all)) {
+    const split = shareSplit(rows);
+    tile("Split requests", share(last(split)), "", `transfer p50 ${seconds(last(rows.transfer_p50_s))} · p99 ${seconds(last(rows.transfer_p99_s))}`, split.slice(-n));
+  } else if (tiles.has("Split requests")) tiles.get("Split requests").root.hidden = true;
   tile("Queued", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} rejected since the start`, recent("queued"));
 }
+
+/** Whether requests are, or may be, split between two endpoints. */
+function splits(all) {
+  return (pool()?.totals.splits ?? 0) > 0 || all.some(({ worker }) => worker.role === "prefill" || worker.role === "decode");
+}
+
+/** The share of requests that are split. */
+function shareSplit(columns) { return rolling(columns.splits, columns.requests, 10, 0); }
 
 /** The share of prompt tokens from caches, by source. Engines' counters are read with their probes. */
 const fromCache = [
@@ -435,14 +448,14 @@ const fromCache = [
 ];
 
 /** Sums of one column over those of another, over several rows: the values of one second vary too much. */
-function rolling(part, of, rows) {
+function rolling(part, of, rows, least = 1) {
   const out = [];
   let [above, below] = [0, 0];
   for (let n = 0; n < (of?.length ?? 0); n += 1) {
     above += part[n] ?? 0;
     below += of[n] ?? 0;
     if (n >= rows) { above -= part[n - rows] ?? 0; below -= of[n - rows] ?? 0; }
-    out.push(below > 1 ? Math.min(1, Math.max(0, above / below)) : null);
+    out.push(below > least ? Math.min(1, Math.max(0, above / below)) : null);
   }
   return out;
 }
@@ -467,8 +480,8 @@ let pointed = null;
 
 class Chart {
   /** `series` are `{name, of(columns), look}`; with `stack` they are stacked. */
-  constructor({ title, unit, series, stack = false, top = null, columns = past }) {
-    Object.assign(this, { title, unit, series, stack, fixedTop: top, columns, asTable: false, width: 400 });
+  constructor({ title, unit, series, stack = false, top = null, columns = past, when = () => true }) {
+    Object.assign(this, { title, unit, series, stack, fixedTop: top, columns, when, asTable: false, width: 400 });
     this.legend = make("div", { class: "legend" });
     this.values = series.map(({ name, look }) => {
       const value = make("b");
@@ -514,6 +527,9 @@ class Chart {
   }
 
   show() {
+    const hidden = !this.when();
+    if (this.root.hidden !== hidden) this.root.hidden = hidden;
+    if (hidden) return;
     const columns = this.columns();
     const times = columns.t_s ?? [];
     const all = this.series.map(({ of }) => of(columns));
@@ -652,6 +668,13 @@ function openCharts() {
       { name: "context", of: column("context_tokens"), look: "c1 area" },
       { name: "to compute", of: column("prefill_tokens"), look: "c0" },
     ] }),
+    new Chart({ title: "KV transfer and first step", unit: seconds, when: () => splits(endpoints()), series: [
+      { name: "p50", of: column("transfer_p50_s"), look: "c0" },
+      { name: "p99", of: column("transfer_p99_s"), look: "c2" },
+    ] }),
+    new Chart({ title: "Split share of requests", unit: share, top: 1, when: () => splits(endpoints()), series: [
+      { name: "split", of: shareSplit, look: "c1 area" },
+    ] }),
   );
 }
 
@@ -709,6 +732,7 @@ function newRow(id) {
   const dot = make("span", { class: "dot", role: "img" });
   const name = make("button", { class: "link", type: "button", onclick: () => openSheet(id) });
   const note = make("span", { class: "note" });
+  const role = make("span", { class: "tag second", hidden: true });
   const meter = (...parts) => {
     const value = make("span", { class: "value" });
     return { value, root: make("div", { class: "meter" }, make("span", { class: "track", "aria-hidden": "true" }, ...parts), value) };
@@ -719,13 +743,13 @@ function newRow(id) {
   const [held, breaker, feed, step] = [make("span"), make("span"), make("span"), make("span")];
   const line = draw("path");
   const trend = draw("svg", { class: "trend", viewBox: "0 0 96 20", "aria-hidden": "true" }, line);
-  const cells = [make("div", { class: "who" }, dot, name, note), load.root, kv.root, held, trust, breaker, feed, step, trend];
+  const cells = [make("div", { class: "who" }, dot, name, role, note), load.root, kv.root, held, trust, breaker, feed, step, trend];
   const root = make("tr", {}, ...cells.map((cell, n) => make("td", {
     "data-name": COLUMNS[n].name, class: [COLUMNS[n].wide && "wide", n === 8 && "trend-cell"].filter(Boolean).join(" ") || undefined,
   }, cell)));
   const square = make("b", { onclick: () => openSheet(id) });
   inView.observe(root);
-  return { inView: true, id, root, dot, name, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
+  return { inView: true, id, root, dot, name, role, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
 }
 
 function width(element, part) {
@@ -742,7 +766,7 @@ function ailment({ worker, of }) {
     case "leaving": return ["off", "is removed when its last request ends"];
     case "draining": return ["off", "draining"];
   }
-  if (worker.role === "prefill" || worker.role === "encode") return ["off", `${worker.role} only: it gets no requests of its own`];
+  if (worker.role === "encode") return ["off", "it gets no requests"];
   if (of?.breaker?.state === "open") return ["warn", "its circuit breaker is open"];
   if (of?.breaker?.state === "half_open") return ["warn", "its circuit breaker allows one request"];
   if (worker.parity.state === "mismatch") return ["warn", "counts tokens differently from the gateway"];
@@ -769,7 +793,7 @@ function showFleet(all) {
       sortedAt = 0;
     }
     showRow(shown, row, most);
-    const hidden = wanted !== "" && !`${row.name} ${row.worker.state} ${row.of?.knowledge ?? ""} ${shown.note.textContent}`.toLowerCase().includes(wanted);
+    const hidden = wanted !== "" && !`${row.name} ${row.worker.role} ${row.worker.state} ${row.of?.knowledge ?? ""} ${shown.note.textContent}`.toLowerCase().includes(wanted);
     if (shown.root.hidden !== hidden) shown.root.hidden = hidden;
   }
   for (const [id, shown] of rows) {
@@ -818,6 +842,9 @@ function showRow(shown, { id, name, worker, of }, most) {
   setClass(shown.dot, `dot ${worker.state}`);
   shown.dot.setAttribute("aria-label", STATES[worker.state]);
   setText(shown.name, short(name));
+  setText(shown.role, worker.role);
+  shown.role.hidden = worker.role === "both";
+  shown.role.title = ROLES[worker.role];
   setText(shown.note, note);
   if (shown.note.title !== note) shown.note.title = note;
   const [context, prefill] = [of?.context_tokens ?? 0, of?.prefill_tokens ?? 0];
@@ -871,16 +898,16 @@ function showDecisions() {
   if (scrolled < 40 || list.childElementCount === 0) {
     list.replaceChildren(...of.map(decision => {
       const chosen = decision.request === page.chosen?.request;
-      const held = decision.prompt_tokens ? decision.overlap_tokens / decision.prompt_tokens : 0;
+      const held = decision.prompt_tokens ? (decision.prefill ?? decision).overlap_tokens / decision.prompt_tokens : 0;
       const bar = make("i");
       width(bar, held);
       return make("div", {
         class: "item", role: "option", id: `decision-${decision.request}`, "aria-selected": String(chosen),
         onclick: () => choose(decision.request),
       },
-        make("span", { class: "to" }, short(decision.worker)),
+        make("span", { class: "to", title: decision.prefill ? "its prompt → its answer" : undefined }, decision.prefill ? `${short(decision.prefill.worker)} → ${short(decision.worker)}` : short(decision.worker)),
         make("span", { class: "when" }, ago(page.fleet.now_s - decision.at_s)),
-        make("span", { class: "sub" }, `${decision.reason_text}${decision.attempt ? ` · attempt ${decision.attempt + 1}` : ""}`),
+        make("span", { class: "sub" }, `${decision.prefill ? "split, " : ""}${decision.reason_text}${decision.attempt ? ` · attempt ${decision.attempt + 1}` : ""}`),
         make("span", { class: "when" }, `${count(decision.prompt_tokens)} tokens`),
         make("span", { class: "held", title: `holds ${share(held)} of the prompt` }, bar));
     }));
@@ -918,11 +945,12 @@ $("decision-list").addEventListener("keydown", event => {
   $(`decision-${of[to].request}`)?.scrollIntoView({ block: "nearest" });
 });
 
-/** The selected one first, then by cost, then by tokens held. */
+/** The selected ones first, then by cost, then by tokens held. */
 function ranked(decision) {
   const cost = row => row.cost ?? Infinity;
+  const first = row => row.worker === decision.worker ? 2 : row.worker === decision.prefill?.worker ? 1 : 0;
   return [...decision.candidates].sort((a, b) =>
-    (b.worker === decision.worker) - (a.worker === decision.worker) || cost(a) - cost(b) || b.overlap_tokens - a.overlap_tokens || a.context_tokens - b.context_tokens);
+    first(b) - first(a) || cost(a) - cost(b) || b.overlap_tokens - a.overlap_tokens || a.context_tokens - b.context_tokens);
 }
 
 function cost(value) { return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3))); }
@@ -938,12 +966,18 @@ function showWhy(decision) {
   const said = make("p", { class: "said" }, "Placed on ", make("b", {}, short(decision.worker)), `: ${decision.reason_text}. `,
     `Predicted to be cached there: ${whole.format(decision.overlap_tokens)} of ${whole.format(decision.prompt_tokens)} prompt tokens`);
   said.append(decision.prompt_tokens ? ` (${share(decision.overlap_tokens / decision.prompt_tokens)}). ` : ". ");
-  if (second) {
+  if (decision.prefill) {
+    said.append("Its prompt is computed on ", make("b", {}, short(decision.prefill.worker)),
+      `, predicted to have ${whole.format(decision.prefill.overlap_tokens)} of its tokens cached. `);
+    const [best, other] = decision.pairs;
+    if (best) said.append(`The split costs ${cost(best.cost)}${other ? `, the next best ${cost(other.cost)}` : ""}.`);
+  } else if (second) {
     said.append("Next best: ", make("b", {}, short(second.worker)), `, with ${whole.format(second.overlap_tokens)} cached`);
     said.append(picked.cost !== null && second.cost !== null
       ? ` and a cost of ${cost(second.cost)} against ${cost(picked.cost)} for the pick${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
       : ` and ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)} for the pick.`);
   } else said.append("There was no other candidate.");
+  if (!decision.prefill && decision.pairs?.length) said.append(` Split, it would cost ${cost(decision.pairs[0].cost)}.`);
   const traits = [
     `request ${decision.request}`, clock(moment(decision.at_s)), `policy ${decision.policy}`,
     decision.session && `conversation ${decision.session}`, decision.tenant && `tenant ${decision.tenant}`,
@@ -960,7 +994,8 @@ function showWhy(decision) {
   };
   const head = ["Candidate", "Cached", "In flight", "To prefill", timed && "First token", costs.length && "Cost"].filter(Boolean);
   const body = order.map((row, n) => make("tr", { class: row.worker === decision.worker ? "picked" : "" },
-    make("td", {}, short(row.worker), row.worker === decision.worker ? make("span", { class: "tag" }, "picked") : n === 1 && make("span", { class: "tag second" }, "runner-up")),
+    make("td", {}, short(row.worker), row.worker === decision.worker ? make("span", { class: "tag" }, "picked")
+      : row.worker === decision.prefill?.worker ? make("span", { class: "tag" }, "prefill") : n === 1 && make("span", { class: "tag second" }, "runner-up")),
     make("td", {}, bar(decision.prompt_tokens ? row.overlap_tokens / decision.prompt_tokens : 0, count(row.overlap_tokens)), ),
     make("td", {}, `${count(row.context_tokens)} `, make("span", { class: "unit" }, `· ${row.requests} req`)),
     make("td", {}, count(row.prefill_tokens + Math.max(0, decision.prompt_tokens - row.overlap_tokens))),
@@ -969,7 +1004,23 @@ function showWhy(decision) {
   const left = decision.candidates_left_out;
   $("why").replaceChildren(said, make("div", { class: "traits" }, ...traits.map(trait => make("span", {}, trait))),
     make("table", {}, make("caption", { class: "unseen" }, "Candidates as the policy saw them"), make("thead", {}, make("tr", {}, ...head.map(name => make("th", { scope: "col" }, name)))), make("tbody", {}, ...body)),
-    left > 0 && make("p", { class: "muted" }, `and ${plural(left, "more candidate")}`) || "");
+    left > 0 && make("p", { class: "muted" }, `and ${plural(left, "more candidate")}`) || "", pairTable(decision) ?? "");
+}
+
+const TERMS = { prompt_s: "Prompt", transfer_s: "Transfer", second_step_s: "Step", copy_s: "Copy", room_s: "Room", interrupted_s: "Stalls", decode_s: "Answer" };
+
+/** The ways to split a request, by price, and the terms of each in seconds. */
+function pairTable(decision) {
+  const pairs = decision.pairs ?? [];
+  if (pairs.length === 0) return null;
+  const terms = Object.entries(TERMS).filter(([term]) => pairs.some(pair => pair.terms[term] > 0));
+  const body = pairs.map(pair => {
+    const picked = pair.worker === decision.worker && pair.prefill === decision.prefill?.worker;
+    return make("tr", { class: picked ? "picked" : "" },
+      make("td", {}, `${short(pair.prefill)} → ${short(pair.worker)}`), ...terms.map(([term]) => make("td", {}, seconds(pair.terms[term]))), make("td", {}, cost(pair.cost)));
+  });
+  const head = ["Split", ...terms.map(([, name]) => name), "Cost"].map(name => make("th", { scope: "col" }, name));
+  return make("table", {}, make("caption", { class: "unseen" }, "Ways to split the request, by price"), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
 }
 
 // === The index ===

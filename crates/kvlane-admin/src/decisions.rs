@@ -71,13 +71,18 @@ fn number(parts: &Parts, key: &str, range: RangeInclusive<u64>) -> Result<Option
     })
 }
 
-/// The rows shown of a receipt: the selected endpoint first, then the others by rising cost; in their own order where
-/// there is no cost.
+/// The rows shown of a receipt: the selected endpoint first, then the one that computes the prompt, then the others by
+/// rising cost; in their own order where there is no cost.
 fn foremost(receipt: &Receipt, most: usize) -> Vec<ReceiptRow> {
     let mut rows = receipt.rows.clone();
     if rows.len() > most {
-        let picked = |row: &ReceiptRow| row.endpoint == receipt.placement.endpoint;
-        rows.sort_by(|a, b| picked(b).cmp(&picked(a)).then(a.cost.total_cmp(&b.cost)));
+        let prefill = receipt.placement.prefill.map(|leg| leg.endpoint);
+        let rank = |row: &ReceiptRow| match row.endpoint {
+            id if id == receipt.placement.endpoint => 0,
+            id if Some(id) == prefill => 1,
+            _ => 2,
+        };
+        rows.sort_by(|a, b| rank(a).cmp(&rank(b)).then(a.cost.total_cmp(&b.cost)));
         rows.truncate(most);
     }
     rows
@@ -135,6 +140,9 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                     "worker": name(leg.endpoint), "overlap_tokens": leg.overlap_tokens,
                     "knowledge": leg.knowledge.name(), "feed": leg.feed.name(),
                 })),
+                "pairs": receipt.pairs.iter().map(|pair| json!({
+                    "worker": name(pair.endpoint), "prefill": name(pair.prefill), "cost": pair.cost, "terms": pair.terms,
+                })).collect::<Vec<_>>(),
                 "candidates": rows, "candidates_left_out": left_out,
             })
         })

@@ -10,7 +10,8 @@ use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
 use prometheus_client::encoding::text::encode;
 
-use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
+use kvlane_fleet::decoders::Decoders;
+use kvlane_fleet::metrics::{DecodeLabels, Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 
@@ -88,6 +89,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
     {
         gauges.clear();
     }
+    metrics.workers.decode_endpoints.clear();
     metrics.tokens.output_tokens_usual.clear();
     metrics.cache_accuracy.clear();
     signals::clear(metrics);
@@ -108,6 +110,12 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
         pool.metrics.shed.read(now);
         metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
         metrics.tokens.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
+        if let Some(Decoders { known, unknown, .. }) = pool.decoders() {
+            for (load, count) in [("known", known), ("unknown", unknown.len())] {
+                let labels = DecodeLabels { model: pool.model.clone(), load };
+                metrics.workers.decode_endpoints.get_or_create(&labels).set(count as i64);
+            }
+        }
         for (endpoint, rates) in &endpoints {
             read_endpoint(metrics, &pool.model, endpoint, rates);
         }

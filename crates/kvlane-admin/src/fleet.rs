@@ -91,6 +91,8 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
             "predicted_cached_tokens": metrics.predicted_tokens.get(), "prompt_tokens": metrics.prompt_tokens.get(),
             "engine_queried_tokens": metrics.engine_reuse.queried_tokens.get(),
             "engine_hit_tokens": metrics.engine_reuse.hit_tokens.get(),
+            "engine_external_hit_tokens": metrics.engine_reuse.external_hit_tokens.get(),
+            "splits": metrics.splits.get(), "transferred_tokens": metrics.transferred_tokens.get(),
             "output_tokens": metrics.output_tokens.get(),
             "retries": metrics.retries.get(),
         },
@@ -165,7 +167,10 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
             told["endpoint"] = json!(*endpoint.name);
             told["rank"] = json!(endpoint.number);
             told["engine_cache"] = json!(pool.metrics.engine_reuse.of(endpoint.id).map(|cache| {
-                json!({"queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens})
+                json!({
+                    "queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens,
+                    "external_hit_tokens": cache.external_hit_tokens,
+                })
             }));
             told["feed"] = json!(endpoint.feed.as_ref().map(|feed| self::feed(now, feed)));
             told

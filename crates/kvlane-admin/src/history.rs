@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::{MissedTickBehavior, interval};
 
 use kvlane_fleet::Fleet;
-use kvlane_fleet::metrics::histogram::Counts;
+use kvlane_fleet::metrics::histogram::{Counts, Histogram};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 use kvlane_proxy::outcomes::OUTCOMES;
@@ -42,7 +42,7 @@ struct Past {
 struct PoolPast {
     rows: VecDeque<Row<{ COLUMNS.len() }>>,
     totals: Option<Totals>,
-    spreads: VecDeque<[Counts; 3]>,
+    spreads: VecDeque<[Counts; 4]>,
 }
 
 /// One row; NaN where there is no value.
@@ -60,6 +60,9 @@ struct Totals {
     prompt_tokens: u64,
     engine_queried_tokens: u64,
     engine_hit_tokens: u64,
+    engine_external_hit_tokens: u64,
+    transferred_tokens: u64,
+    splits: u64,
     output_tokens: u64,
     retries: u64,
     shed: u64,
@@ -71,8 +74,8 @@ struct Measured {
     span_s: f64,
     totals: Totals,
     before: Totals,
-    /// Over the last [`WINDOW`] rows: first tokens, further tokens, requests.
-    lately: [Counts; 3],
+    /// Over the last [`WINDOW`] rows: first tokens, further tokens, requests, transfers.
+    lately: [Counts; 4],
     /// Seconds of those rows.
     lately_s: f64,
     state: State,
@@ -98,13 +101,15 @@ struct Column {
 }
 
 /// All columns of a pool's rows. Rates are per second.
-const COLUMNS: [Column; 22] = [
+const COLUMNS: [Column; 27] = [
     Column { name: "requests", of: |row| row.lately[2].total() as f64 / row.lately_s },
     Column { name: "ttft_p50_s", of: |row| row.lately[0].quantile(0.5) },
     Column { name: "ttft_p90_s", of: |row| row.lately[0].quantile(0.9) },
     Column { name: "ttft_p99_s", of: |row| row.lately[0].quantile(0.99) },
     Column { name: "tpot_p50_s", of: |row| row.lately[1].quantile(0.5) },
     Column { name: "tpot_p99_s", of: |row| row.lately[1].quantile(0.99) },
+    Column { name: "transfer_p50_s", of: |row| row.lately[3].quantile(0.5) },
+    Column { name: "transfer_p99_s", of: |row| row.lately[3].quantile(0.99) },
     Column { name: "duration_p50_s", of: |row| row.lately[2].quantile(0.5) },
     Column { name: "input_tokens", of: |row| row.rate(|totals| totals.input_tokens) },
     Column { name: "cached_tokens", of: |row| row.rate(|totals| totals.cached_tokens) },
@@ -112,6 +117,12 @@ const COLUMNS: [Column; 22] = [
     Column { name: "prompt_tokens", of: |row| row.rate(|totals| totals.prompt_tokens) },
     Column { name: "engine_queried_tokens", of: |row| row.rate(|totals| totals.engine_queried_tokens) },
     Column { name: "engine_hit_tokens", of: |row| row.rate(|totals| totals.engine_hit_tokens) },
+    Column {
+        name: "engine_external_hit_tokens",
+        of: |row| row.rate(|totals| totals.engine_external_hit_tokens),
+    },
+    Column { name: "transferred_tokens", of: |row| row.rate(|totals| totals.transferred_tokens) },
+    Column { name: "splits", of: |row| row.rate(|totals| totals.splits) },
     Column { name: "output_tokens", of: |row| row.rate(|totals| totals.output_tokens) },
     Column { name: "retries", of: |row| row.rate(|totals| totals.retries) },
     Column { name: "shed", of: |row| row.rate(|totals| totals.shed) },
@@ -215,11 +226,15 @@ impl PoolPast {
             prompt_tokens: metrics.prompt_tokens.get(),
             engine_queried_tokens: metrics.engine_reuse.queried_tokens.get(),
             engine_hit_tokens: metrics.engine_reuse.hit_tokens.get(),
+            engine_external_hit_tokens: metrics.engine_reuse.external_hit_tokens.get(),
+            transferred_tokens: metrics.transferred_tokens.get(),
+            splits: metrics.splits.get(),
             output_tokens: metrics.output_tokens.get(),
             retries: metrics.retries.get(),
             shed: metrics.shed.by_reason().iter().map(|(_, count)| count).sum(),
         };
-        let counts = [metrics.ttft.counts(), metrics.tpot.counts(), metrics.duration.counts()];
+        let histograms = [&metrics.ttft, &metrics.tpot, &metrics.duration, &metrics.kv_transfer];
+        let counts = histograms.map(Histogram::counts);
         if let Some(first) = self.spreads.front() {
             let span = |rows: usize| {
                 let before = self.rows.len().checked_sub(rows).and_then(|n| self.rows.get(n));

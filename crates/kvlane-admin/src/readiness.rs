@@ -43,6 +43,7 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
                 "model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": worst.name(),
                 "knowledge": counts, "block_tokens": pool.router.block_tokens(),
                 "tokens": pool.counting.describe(),
+                "disaggregation": pool.decoders().map(|decoders| decoders.describe()),
             })
         })
         .collect();

@@ -442,8 +442,8 @@ impl Controller {
             self.restore_index(worker).await;
         }
         let caches = prefix_caches(page);
-        for (pool, endpoint) in self.endpoints_of(worker.id) {
-            let (endpoint, number) = (endpoint.id, endpoint.number);
+        for (pool, of) in self.endpoints_of(worker.id) {
+            let (endpoint, number) = (of.id, of.number);
             if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
                 pool.metrics.engine_reuse.note(endpoint, *cache);
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
@@ -452,9 +452,9 @@ impl Controller {
             }
             // A page without ranks says nothing about a single rank.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
-            if let Some(&(_, reported)) = of_it
-                && (number.is_none() || reports.len() > 1)
-            {
+            let of_it = of_it.filter(|_| number.is_none() || reports.len() > 1);
+            of.load_unknown.store(of_it.is_none(), Ordering::Relaxed);
+            if let Some(&(_, reported)) = of_it {
                 pool.step(Input::Reported { endpoint, reported });
             }
         }

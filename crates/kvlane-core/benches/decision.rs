@@ -142,6 +142,7 @@ fn pick(criterion: &mut Criterion) {
                     rng: &mut rng,
                     reason: Reason::default(),
                     costs: None,
+                    pairs: None,
                 };
                 policy.pick(&mut cx, black_box(if n % 4 == 0 { &cold } else { &rows }))
             });

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache_accuracy::{Feed, Knowledge, Prediction};
 use crate::endpoint::EndpointId;
-use crate::policy::{Candidate, Reason};
+use crate::policy::{Candidate, PairCost, Reason, SplitTerms};
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
@@ -102,6 +102,21 @@ pub struct Receipt {
     pub rows: Vec<ReceiptRow>,
     /// Number of rows omitted.
     pub rows_left_out: u32,
+    /// The cheapest ways to split the request, the cheapest first; empty where the policy priced none.
+    pub pairs: Vec<ReceiptPair>,
+}
+
+/// A way to split a request between two endpoints, and its price.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReceiptPair {
+    /// Computes the prompt.
+    pub prefill: EndpointId,
+    /// Decodes the answer.
+    pub endpoint: EndpointId,
+    /// The price, in the unit of the rows' costs.
+    pub cost: f64,
+    /// Its terms.
+    pub terms: SplitTerms,
 }
 
 /// One row of a receipt.
@@ -173,11 +188,18 @@ impl Receipts {
         output_tokens: u32,
         placement: Placement,
         candidates: &[Candidate],
-        costs: &[f64],
+        (costs, priced): (&[f64], &[PairCost]),
     ) {
         let oldest = if self.ring.len() >= self.kept_max { self.ring.pop_front() } else { None };
-        let mut rows = oldest.map(|receipt| receipt.rows).unwrap_or_default();
+        let (mut rows, mut pairs) = oldest.map(|receipt| (receipt.rows, receipt.pairs)).unwrap_or_default();
         rows.clear();
+        pairs.clear();
+        pairs.extend(priced.iter().map(|&PairCost { prefill, row, cost, terms }| ReceiptPair {
+            prefill: candidates[prefill].endpoint,
+            endpoint: candidates[row].endpoint,
+            cost,
+            terms,
+        }));
         let mut left_out = 0;
         for (candidate, &cost) in candidates.iter().zip(costs) {
             if rows.len() >= self.rows_max - 1 && candidate.endpoint != placement.endpoint {
@@ -208,6 +230,7 @@ impl Receipts {
             placement,
             rows,
             rows_left_out: left_out,
+            pairs,
         });
     }
 }

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod clock;
+pub mod decoders;
 pub mod disaggregation;
 pub mod discovery;
 pub mod empty_pools;

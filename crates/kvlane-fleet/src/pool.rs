@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
+use crate::decoders::{Decoders, LoggedSide};
 use crate::feed::EventFeed;
 use crate::first_tokens::FirstTokens;
 use crate::metrics::{PoolMetrics, SelectionMetrics};
@@ -41,6 +43,8 @@ pub struct ModelPool {
     pub metrics: PoolMetrics,
     /// Times to first token at its endpoints, recorded while hedging is on.
     pub first_tokens: FirstTokens,
+    /// What was logged last of its decode side.
+    pub logged_side: LoggedSide,
     clock: Clock,
     /// By slot.
     endpoints: ArcSwap<Vec<Option<Arc<PoolEndpoint>>>>,
@@ -70,6 +74,8 @@ pub struct PoolEndpoint {
     pub feed: Option<Arc<EventFeed>>,
     /// Whether its engine makes progress.
     pub vitals: Vitals,
+    /// Its engine's last page of metrics did not report its load.
+    pub load_unknown: AtomicBool,
     /// Placements by reason, under the pool's policy.
     selections: ArcSwap<SelectionMetrics>,
 }
@@ -92,6 +98,7 @@ impl ModelPool {
             counting,
             metrics,
             first_tokens: FirstTokens::default(),
+            logged_side: LoggedSide::default(),
             clock,
             endpoints: ArcSwap::default(),
             by_worker: Mutex::default(),
@@ -150,7 +157,17 @@ impl ModelPool {
             let state = worker.state();
             (state.healthy, state.draining)
         };
-        let endpoint = Arc::new(PoolEndpoint { id, worker, rank, number, name, feed, vitals, selections });
+        let endpoint = Arc::new(PoolEndpoint {
+            id,
+            worker,
+            rank,
+            number,
+            name,
+            feed,
+            vitals,
+            load_unknown: AtomicBool::new(false),
+            selections,
+        });
         // It is listed before the router knows it, because a request placed there looks it up.
         self.list(id, Some(Arc::clone(&endpoint)));
         let name = Arc::clone(&endpoint.name);
@@ -232,9 +249,26 @@ impl ModelPool {
         self.endpoints.load().iter().flatten().cloned().collect()
     }
 
-    /// Whether an endpoint takes requests.
+    /// Whether an endpoint takes requests, alone or with another.
     pub fn takes_requests(&self) -> bool {
-        self.router.read(|scheduler| scheduler.pool().eligible().next().is_some())
+        self.router.read(Scheduler::takes_requests)
+    }
+
+    /// Its endpoints that take requests, by their part in disaggregated serving; `None` if requests are not split.
+    pub fn decoders(&self) -> Option<Decoders> {
+        let parts: Vec<(EndpointId, Part)> = self.router.read(|scheduler| {
+            let takes = scheduler.pool().eligible();
+            takes.map(|endpoint| (endpoint.id, endpoint.part)).collect()
+        });
+        parts.iter().any(|(_, part)| part.network.is_some()).then(|| {
+            let mut decoders = Decoders::default();
+            for (id, part) in parts {
+                if let Some(endpoint) = self.endpoint(id) {
+                    decoders.add(&endpoint.name, &part, endpoint.load_unknown.load(Ordering::Relaxed));
+                }
+            }
+            decoders
+        })
     }
 
     /// The endpoint of this id, if it has not left.

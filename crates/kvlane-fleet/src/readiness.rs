@@ -128,6 +128,11 @@ impl Fleet {
     pub async fn keep_readiness(&self) {
         loop {
             self.readiness();
+            for pool in self.pools() {
+                if let Some(decoders) = pool.decoders() {
+                    pool.logged_side.log(&pool.model, &decoders);
+                }
+            }
             sleep(LOOK_EVERY).await;
         }
     }

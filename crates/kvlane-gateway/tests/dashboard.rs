@@ -165,7 +165,7 @@ async fn cached_tokens_are_shown_even_if_responses_do_not_report_them() {
         assert_eq!(reply.status, 200);
     }
     engine.set_metrics(&page(1400, 700));
-    let counters = json!({"queried_tokens": 1400, "hit_tokens": 700});
+    let counters = json!({"queried_tokens": 1400, "hit_tokens": 700, "external_hit_tokens": 0});
     let mut told = fleet(&gateway).await;
     // A page that was read while a probe came in may have the totals and not yet the endpoint's counters.
     while told["pools"][0]["totals"]["engine_queried_tokens"] != 400

@@ -8,7 +8,7 @@ use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::{Config, LimitSpec, WorkerSpec};
 use kvlane_gateway::testing::{
     CachingEngine, Call, FakeEngine, FeedEndpoint, TestGateway, Told, batch, caching_config, chat,
-    chat_stream, event, eventually, in_turn,
+    chat_stream, event, eventually, in_turn, soon,
 };
 use kvlane_wire::disaggregation::Connector;
 use serde_json::{Value, json};
@@ -102,6 +102,47 @@ async fn a_split_request_is_computed_by_one_worker_and_decoded_by_the_other() {
         assert!(timing.contains("prefill;dur=") && timing.contains("transfer;dur="), "{timing}");
         world.gateway.ledger_is_zero().await;
     }
+    world.end().await;
+}
+
+/// Invariant: Of a split request only what the engine that computed the prompt had cached counts as cached; fetched tokens are
+/// counted apart.
+///
+/// vLLM before 0.31 reports all fetched tokens as cached on the engine that decodes, later versions report the count of
+/// the other engine, or 0.
+#[tokio::test]
+async fn fetched_tokens_are_not_counted_as_cached() {
+    let world = World::new().await;
+    let usage = |cached: u32| json!({"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+    let mut cached = 0;
+    for (streams, had, told) in [(false, 400, 1000), (true, 300, 999), (false, 200, 0)] {
+        let body = if streams { chat_stream("m", "hi") } else { chat("m", "hi") };
+        let mut client = world.gateway.begin(body).await;
+        let said = json!({"usage": usage(had), "kv_transfer_params": params()}).to_string();
+        world.prefill.call().await.answer(200, &said).await;
+        let mut call = world.decode.call().await;
+        if streams {
+            call.begin_stream().await;
+            call.chunk(&event("one")).await;
+            call.chunk(&format!("data: {}\n\n", json!({"choices": [], "usage": usage(told)}))).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        } else {
+            call.answer(200, &json!({"usage": usage(told)}).to_string()).await;
+        }
+        let reply = client.reply().await;
+        assert_eq!(reply.header("x-router-prefill-cached-tokens"), Some(&*had.to_string()));
+        world.gateway.ledger_is_zero().await;
+        cached += had;
+    }
+    let metric = async |name: &str| world.gateway.metric(&format!("{name}{{model=\"m\"}}")).await;
+    assert_eq!(metric("kvlane_cached_tokens_total").await, Some(cached.into()));
+    assert_eq!(metric("kvlane_input_tokens_total").await, Some(3000.0));
+    assert_eq!(metric("kvlane_splits_total").await, Some(3.0));
+    assert!(metric("kvlane_transferred_tokens_total").await > Some(0.0));
+    let fleet = world.gateway.operate("GET", "/fleet", "").await.json();
+    let totals = &fleet["pools"][0]["totals"];
+    assert_eq!((&totals["cached_tokens"], &totals["splits"]), (&json!(cached), &json!(3)), "{totals}");
     world.end().await;
 }
 
@@ -269,6 +310,65 @@ async fn engines_of_sglang_do_not_serve_alone() {
     let reply = world.gateway.ask("POST", "/v1/completions", r#"{"model":"m","prompt":["a","b"]}"#).await;
     assert_eq!(reply.status, 503, "it cannot be split: {}", reply.text());
     world.end().await;
+}
+
+/// Invariant: A decode side that is missing, or whose load is unknown, is reported by `/readiness` and `/metrics`.
+///
+/// vllm-project/router falls back to random placement without a word when it knows nothing of its workers.
+#[tokio::test]
+async fn a_decode_side_that_is_missing_or_unknown_is_reported() {
+    let mut config = in_turn();
+    config.health.interval = Duration::from_millis(1);
+    let world = World::with(config, Connector::Nixl).await;
+    let side = async || {
+        world.gateway.operate("GET", "/readiness", "").await.json()["pools"][0]["disaggregation"].take()
+    };
+    let metric = async |load: &str| {
+        world.gateway.metric(&format!("kvlane_decode_endpoints{{model=\"m\",load=\"{load}\"}}")).await
+    };
+    let until = async |problem: Option<&str>| {
+        let told = async {
+            loop {
+                let told = side().await;
+                if told["problem"].as_str().map(|told| told.split(':').next().unwrap_or_default()) == problem
+                {
+                    return told;
+                }
+            }
+        };
+        soon("the state", told).await
+    };
+    let told = until(Some("the load of decode workers is unknown")).await;
+    assert_eq!((&told["prefill"], &told["decode"]), (&json!(1), &json!(1)));
+    assert_eq!(told["load_unknown"], json!([world.decode.url()]));
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(0.0), Some(1.0)));
+
+    let idle = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n";
+    world.decode.set_metrics(idle);
+    until(None).await;
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(1.0), Some(0.0)));
+
+    world.decode.refuse();
+    let told = until(Some("no worker decodes what prefill workers compute")).await;
+    assert!(told["problem"].as_str().is_some_and(|problem| problem.contains("whole requests")), "{told}");
+    assert_eq!((metric("known").await, metric("unknown").await), (Some(0.0), Some(0.0)));
+    assert_eq!(world.gateway.operate("GET", "/readiness", "").await.status, 200, "it serves requests");
+    world.gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_gateway_whose_engines_cannot_serve_alone_is_not_ready_without_a_pair() {
+    let mut config = in_turn();
+    config.health.interval = Duration::from_millis(1);
+    let world = World::with(config, Connector::Sglang).await;
+    assert_eq!(world.gateway.operate("GET", "/readiness", "").await.status, 200);
+    world.decode.refuse();
+    let refused = async { while world.gateway.operate("GET", "/readiness", "").await.status != 503 {} };
+    soon("the verdict", refused).await;
+    let told = world.gateway.operate("GET", "/readiness", "").await.json();
+    let problem = told["pools"][0]["disaggregation"]["problem"].as_str().expect("a problem");
+    assert!(problem.contains("requests are rejected"), "{told}");
+    world.gateway.end().await;
 }
 
 /// Invariant: A client is not charged for a split request that both engines fail.

@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use kvlane_core::bounded::Share;
 use kvlane_core::budget::PerSecond;
+use kvlane_core::disaggregation::Role;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_gateway::config::{Budget, Config};
-use kvlane_gateway::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
+use kvlane_gateway::config::{Budget, Config, WorkerSpec};
+use kvlane_gateway::testing::{
+    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, in_turn, next_call,
+};
 use kvlane_http::secret::Secret;
+use kvlane_wire::disaggregation::Connector;
 
 const CHAT: &str = "/v1/chat/completions";
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -376,4 +380,50 @@ async fn queued_spans_are_sent_at_shutdown() {
     gateway.served(&engine, chat("m", "hi")).await;
     let (_, told) = tokio::join!(gateway.end(), told(&collector));
     assert!(named(&told, "POST /v1/chat/completions").parent.is_empty());
+}
+
+/// Both engines of a split request are below spans of their own, and each leg's stages below its span.
+#[tokio::test]
+async fn each_leg_of_a_split_request_is_a_span_with_its_own_stages() {
+    let (prefill, decode) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let collector = FakeEngine::start("c").await;
+    let mut config = Config { tracing: traced(&collector).tracing, ..in_turn() };
+    let spec = |engine: &FakeEngine, role| WorkerSpec { role, ..WorkerSpec::new(engine.url()) };
+    config.workers = vec![spec(&prefill, Role::Prefill), spec(&decode, Role::Decode)];
+    config.disaggregation.connector = Some(Connector::Nixl);
+    let gateway = TestGateway::start(config, &[]).await;
+    let mut client = gateway.begin(chat_stream("m", "hi")).await;
+    let usage =
+        r#"{"prompt_tokens": 90, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 64}}"#;
+    let call = prefill.call().await;
+    let first = call.header("traceparent").expect("a parent").to_owned();
+    let params = r#"{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1]], "remote_engine_id": "e",
+        "remote_request_id": "r", "remote_host": "h", "remote_port": 5600, "tp_size": 1}"#;
+    call.answer(200, &format!(r#"{{"usage": {usage}, "kv_transfer_params": {params}}}"#)).await;
+    let mut call = decode.call().await;
+    let second = call.header("traceparent").expect("a parent").to_owned();
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    call.chunk("data: [DONE]\n\n").await;
+    call.end_stream().await;
+    assert_eq!(client.reply().await.status, 200);
+
+    let spans = told(&collector).await;
+    let leg = |name: &str| {
+        let is_it = |span: &&Told| span.attributes.get("kvlane.leg").is_some_and(|leg| leg == name);
+        spans.iter().find(is_it).unwrap_or_else(|| panic!("no {name} leg among {spans:?}"))
+    };
+    let (computes, answers) = (leg("prefill"), leg("decode"));
+    assert_eq!(first, format!("00-{}-{}-03", computes.trace, computes.id));
+    assert_eq!(second, format!("00-{}-{}-03", answers.trace, answers.id));
+    assert_eq!((&computes.name, computes.kind, &computes.parent), (&answers.name, 3, &answers.parent));
+    assert!(computes.end <= answers.end && computes.start <= answers.start);
+    assert_eq!(computes.attributes["kvlane.worker"], prefill.url());
+    assert_eq!(computes.attributes["gen_ai.usage.cache_read.input_tokens"], "64");
+    assert_eq!(answers.attributes["kvlane.prefill_worker"], prefill.url());
+    assert!(answers.attributes.contains_key("kvlane.transferred_tokens"), "{answers:?}");
+    assert_eq!(named(&spans, "prefill").parent, computes.id);
+    assert_eq!(named(&spans, "transfer").parent, answers.id);
+    assert!(named(&spans, "prefill").end <= named(&spans, "transfer").start);
+    gateway.end_quiet(&[&prefill, &decode]).await;
 }

@@ -44,6 +44,9 @@ pub struct Target {
     free: Mutex<Vec<(Instant, Connection)>>,
 }
 
+/// CAs for an https server.
+pub type Tls = Arc<ClientConfig>;
+
 /// A connection that takes one request at a time.
 pub type Connection = SendRequest<Full<Bytes>>;
 
@@ -66,7 +69,7 @@ impl Target {
     ///
     /// # Errors
     /// What is wrong with the URL.
-    pub fn new(url: &str, tls: Option<Arc<ClientConfig>>, headers: HeaderMap) -> Result<Self, String> {
+    pub fn new(url: &str, tls: Option<Tls>, headers: HeaderMap) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
         let host = uri.host().ok_or("the host is missing")?;
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();

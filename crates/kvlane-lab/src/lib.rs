@@ -2,6 +2,7 @@
 //!
 //! - Clients that measure: open-loop [replay](fn@replay) of a trace against any OpenAI-compatible address, and
 //!   [calibration](calibrate) of the engine timing model against one server.
+//!   [`engine_caches`] reads what engines count meanwhile.
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
 //! - [`measured`]: published measurements beside the timing model's values.
@@ -19,6 +20,7 @@ pub mod calibrate;
 #[cfg(feature = "chaos")]
 pub mod chaos;
 pub mod client;
+pub mod engine_caches;
 pub mod figures;
 pub mod matrix;
 pub mod measured;

@@ -26,6 +26,8 @@ pub struct Attempt {
     trace: Arc<RequestTrace>,
     id: SpanId,
     began: Nanos,
+    /// When it ended, if before it is dropped.
+    ended: Option<Nanos>,
     name: String,
     attributes: Vec<(&'static str, Value)>,
     error: OnceLock<&'static str>,
@@ -70,12 +72,37 @@ impl Attempt {
             attributes.extend(most.map(|tokens| ("gen_ai.request.max_tokens", tokens.into())));
         }
         let error = OnceLock::new();
-        Some(Box::new(Self { trace: Arc::clone(trace), id: made_span(), began, name, attributes, error }))
+        let (trace, id) = (Arc::clone(trace), made_span());
+        Some(Box::new(Self { trace, id, began, ended: None, name, attributes, error }))
     }
 
     /// Its span id, for the engine.
     pub fn id(&self) -> SpanId {
         self.id
+    }
+
+    /// It computes the prompt of a split request.
+    pub fn computes(&mut self) {
+        self.attributes.push(("kvlane.leg", "prefill".into()));
+        if let Some(record) = &self.trace.record {
+            record.note_prefill(self.id);
+        }
+    }
+
+    /// It decodes a split request, whose prompt is computed at `prefill`.
+    pub fn decodes(&mut self, prefill: &str) {
+        self.attributes.push(("kvlane.leg", "decode".into()));
+        self.attributes.push(("kvlane.prefill_worker", prefill.to_owned().into()));
+    }
+
+    /// The KV blocks of these prompt tokens were fetched from another engine.
+    pub fn received(&mut self, tokens: u32) {
+        self.attributes.push(("kvlane.transferred_tokens", tokens.into()));
+    }
+
+    /// It has ended, though its reservation has not.
+    pub fn end(&mut self, now: Nanos) {
+        self.ended = Some(now);
     }
 
     /// The attempt failed. The first reason counts.
@@ -113,7 +140,7 @@ impl Drop for Attempt {
         let mut attributes = std::mem::take(&mut self.attributes);
         attributes.extend(error.map(|why| ("error.type", why.into())));
         let name = std::mem::take(&mut self.name);
-        let (own, now) = (self.trace.context.span, record.clock.now());
+        let (own, now) = (self.trace.context.span, self.ended.unwrap_or_else(|| record.clock.now()));
         attempts.push(Span {
             kind: SpanKind::Client,
             attributes,

@@ -55,8 +55,10 @@ pub struct Lease {
     passes_by: bool,
     /// For a request that is split: its prefill leg, until its blocks have arrived.
     leg: Option<Box<Lease>>,
-    /// For a prefill leg: when its prompt was computed.
-    prefilled: Nanos,
+    /// For a prefill leg: when its prompt was computed, if that is seen.
+    prefilled: Option<Nanos>,
+    /// What the engine that computed the prompt reports: of a prefill leg, and then of its request.
+    prefill_usage: Option<Usage>,
     /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
     /// What the scheduler learns of the whole answer, under one lock together with the request's end.
@@ -98,7 +100,8 @@ impl Lease {
             before: None,
             passes_by: false,
             leg: None,
-            prefilled: placed,
+            prefilled: None,
+            prefill_usage: None,
             outcome: Vec::new(),
         }
     }
@@ -130,6 +133,11 @@ impl Lease {
         self.leg = leg.map(|mut leg| {
             // The client is charged once.
             leg.charge = None;
+            if let (Some(first), Some(second)) = (&mut leg.attempt, &mut self.attempt) {
+                first.computes();
+                second.decodes(&leg.endpoint.name);
+            }
+            self.pool.metrics.splits.inc();
             Box::new(leg)
         });
         self
@@ -151,6 +159,11 @@ impl Lease {
         self.pool.endpoint(leg.endpoint).map(|endpoint| Arc::clone(&endpoint.name))
     }
 
+    /// For a split request: prompt tokens that the engine that computed the prompt had cached, if it reports them.
+    pub(crate) fn prefill_cached_tokens(&self) -> Option<u32> {
+        self.prefill_usage.and_then(|usage| usage.cached_tokens)
+    }
+
     /// Its prefill leg.
     pub(crate) fn take_leg(&mut self) -> Option<Lease> {
         self.leg.take().map(|leg| *leg)
@@ -158,12 +171,19 @@ impl Lease {
 
     /// Keeps its prefill leg until its blocks have arrived.
     pub(crate) fn hold(&mut self, leg: Self) {
+        self.prefill_usage = leg.prefill_usage;
         self.leg = Some(Box::new(leg));
     }
 
     /// For a prefill leg: the prompt is computed, and its blocks can be fetched. `usage` is the engine's count.
     pub(crate) fn computed(&mut self, usage: Option<Usage>) {
-        self.prefilled = self.proxy.fleet.clock.now();
+        let now = self.proxy.fleet.clock.now();
+        self.prefilled = Some(now);
+        self.prefill_usage = usage;
+        if let Some(attempt) = &mut self.attempt {
+            attempt.complete(usage.map_or(0, |usage| usage.completion_tokens.into()), usage);
+            attempt.end(now);
+        }
         self.pool.begin(self.request);
         let reported = usage.and_then(|usage| {
             let cached_tokens = usage.cached_tokens?;
@@ -171,13 +191,24 @@ impl Lease {
         });
         if let (Some(usage), Some(feed)) = (usage, &self.endpoint.feed) {
             let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
-            feed.note_answer(self.prefilled, self.received, computed_tokens, self.pool.known_block_tokens());
+            feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
         }
         let request = self.request;
         let answered = reported.map(|reported| Input::Answered { request, reported });
         self.pool.step_all(answered.into_iter().chain([Input::Succeeded { request }]));
         // From here on its engine makes no progress on it.
         self.pass_by();
+    }
+
+    /// The blocks of a split request have arrived. Returns when its prompt had been computed, if that was seen.
+    fn receive(&mut self) -> Option<Nanos> {
+        let leg = self.leg.take()?;
+        let tokens = self.prompt_tokens.saturating_sub(self.placement.overlap_tokens);
+        self.pool.metrics.transferred_tokens.inc_by(tokens.into());
+        if let Some(attempt) = &mut self.attempt {
+            attempt.received(tokens);
+        }
+        leg.prefilled
     }
 
     /// The blocks of a split request did not arrive.
@@ -229,7 +260,7 @@ impl Lease {
     /// are unknown.
     pub fn begin(&mut self) {
         self.pool.begin(self.request);
-        self.leg = None;
+        self.receive();
         if let Some(charge) = &self.charge {
             charge.note(None, self.before.unwrap_or(0));
         }
@@ -266,8 +297,8 @@ impl Lease {
             self.untold -= told;
             self.pool.progress(self.request, first, told);
         }
-        if first && let Some(leg) = self.leg.take() {
-            self.pool.metrics.kv_transfer.observe((now - leg.prefilled).as_secs_f64());
+        if first && let Some(prefilled) = self.receive() {
+            self.pool.metrics.kv_transfer.observe((now - prefilled).as_secs_f64());
         }
     }
 
@@ -275,6 +306,12 @@ impl Lease {
     pub fn complete(&mut self, usage: Option<Usage>) {
         let now = self.proxy.fleet.clock.now();
         let metrics = &self.pool.metrics;
+        // An engine that decodes a split request reports fetched tokens as cached, or the count of the other engine, or
+        // none, by its version. Only the engine that computed the prompt says how many were cached.
+        let usage = usage.map(|usage| match self.is_split() {
+            true => Usage { cached_tokens: self.prefill_cached_tokens(), ..usage },
+            false => usage,
+        });
         metrics.duration.observe((now - self.received).as_secs_f64());
         if usage.is_some() {
             self.endpoint.vitals.hear(now);
@@ -298,13 +335,12 @@ impl Lease {
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
-            // The engine that decodes a split request reports the tokens that the other had cached (vLLM with NIXL), or
-            // counts transferred ones as cached: neither says which blocks are new to it.
+            // Of a split request, the prefill leg has told this of the engine that computed the prompt.
             if let Some(feed) = self.endpoint.feed.as_ref().filter(|_| !self.is_split()) {
                 let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
                 feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
             }
-            if let Some(cached_tokens) = usage.cached_tokens {
+            if let Some(cached_tokens) = usage.cached_tokens.filter(|_| !self.is_split()) {
                 let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
                 self.outcome.push(Input::Answered { request: self.request, reported });
             }

@@ -10,6 +10,9 @@ use crate::lease::Lease;
 const BACKEND: HeaderName = HeaderName::from_static("x-router-backend");
 /// The endpoint that computed its prompt, if that was another.
 const PREFILL: HeaderName = HeaderName::from_static("x-router-prefill");
+/// Prompt tokens that this one had cached, as its engine reports. The usage in the answer is the other engine's, which
+/// may count fetched tokens as cached.
+const PREFILL_CACHED: HeaderName = HeaderName::from_static("x-router-prefill-cached-tokens");
 /// Why it was chosen.
 const REASON: HeaderName = HeaderName::from_static("x-router-reason");
 
@@ -36,6 +39,9 @@ pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease) {
         && let Ok(prefill) = HeaderValue::from_str(&prefill)
     {
         headers.insert(PREFILL, prefill);
+        if let Some(tokens) = lease.prefill_cached_tokens() {
+            headers.insert(PREFILL_CACHED, tokens.into());
+        }
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;
     let reason = match (knowledge, feed) {

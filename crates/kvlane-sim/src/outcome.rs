@@ -126,6 +126,7 @@ impl Outcome {
             cached_tokens: self.is_ok().then_some(self.cached_tokens),
             output_tokens: self.output_tokens,
             endpoint: self.endpoint.map(|place| format!("engine-{place}")),
+            prefill_endpoint: self.split.map(|split| format!("engine-{}", split.prefill)),
             status: self.failure.map_or(200, Failure::status),
             session: Some(asked.session),
             base: asked.base.map(u64::from),

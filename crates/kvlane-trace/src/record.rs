@@ -24,7 +24,8 @@ pub struct Record {
     pub end_s: f64,
     /// Prompt tokens, as counted by the engine if reported.
     pub prompt_tokens: u32,
-    /// Prompt tokens from the engine's cache, if reported.
+    /// Prompt tokens from the engine's cache, if reported; of a split request, from that of the engine that computed the
+    /// prompt, if the router reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u32>,
     /// Answer tokens received.
@@ -32,6 +33,9 @@ pub struct Record {
     /// The endpoint that served it, if the router reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// The endpoint that computed its prompt, if that was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_endpoint: Option<String>,
     /// HTTP status, 0 if there was no answer.
     pub status: u16,
     /// Its conversation in the replayed trace.
@@ -162,6 +166,7 @@ mod tests {
             cached_tokens: Some(64),
             output_tokens: 5,
             endpoint: Some("a".into()),
+            prefill_endpoint: Some("engine-2".into()),
             status: 200,
             session: Some(1),
             base: Some(2),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use kvlane_core::block::ChainSeed;
 use kvlane_core::cache_accuracy::ReportedReuse;
+use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::recording::file::{Head, add, begin};
@@ -16,28 +17,37 @@ use kvlane_core::scheduler::{self, Input};
 use kvlane_core::time::Nanos;
 use serde_json::Value;
 
-/// Writes a recording: sixty requests of seven conversations at three endpoints, each answered after a while. Request 40 is
-/// slow.
-fn recording(dir: &Path, policy: &str) -> PathBuf {
-    let head = Head {
+fn head() -> Head {
+    Head {
         schema: "kvlane.recording/1".into(),
         model: "llama".into(),
         version: "0".into(),
         origin_unix_s: 1e9,
         begun: Nanos::ZERO,
-    };
-    let file = Arc::new(Mutex::new((begin(&head), Sharing::new(1000))));
+    }
+}
+
+/// A router that is recorded into `file`.
+fn router(policy: &str, file: &Arc<Mutex<(Vec<u8>, Sharing)>>) -> Router {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config::new(PolicyConfig::by_name(policy).expect("one")),
         index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
         exact: None,
         block_tokens: 16,
     });
-    let sink = Arc::clone(&file);
+    let sink = Arc::clone(file);
     router.record(Some(Recorder::new(move |segment| {
         let (file, sharing) = &mut *sink.lock().expect("no panic");
         add(file, &segment, &sharing.of_segment(&segment));
     })));
+    router
+}
+
+/// Writes a recording: sixty requests of seven conversations at three endpoints, each answered after a while. Request 40 is
+/// slow.
+fn recording(dir: &Path, policy: &str) -> PathBuf {
+    let file = Arc::new(Mutex::new((begin(&head()), Sharing::new(1000))));
+    let router = router(policy, &file);
     let (mut out, mut scratch) = (Vec::new(), Scratch::default());
     for n in 0..3 {
         router.join(Nanos(1), format!("http://e{n}").into(), true, false, &mut out).expect("room");
@@ -65,6 +75,120 @@ fn recording(dir: &Path, policy: &str) -> PathBuf {
     let path = dir.join(format!("{policy}.kvrec"));
     std::fs::write(&path, &file.lock().expect("no panic").0).expect("written");
     path
+}
+
+/// A recording of a prefill endpoint, two that decode and many answers in flight there, so that `fleet_cost` splits the
+/// forty long prompts that follow. Each prompt is computed after 40 ms, and each first token comes 20 ms later, but for the
+/// last request, whose transfer fails.
+fn split_recording(dir: &Path) -> PathBuf {
+    let file = Arc::new(Mutex::new((begin(&head()), Sharing::new(1000))));
+    let router = router("fleet_cost", &file);
+    let (mut out, mut scratch) = (Vec::new(), Scratch::default());
+    for (n, role) in [(0, Role::Prefill), (1, Role::Decode), (2, Role::Decode)] {
+        let joined = router.join(Nanos(1), format!("http://e{n}").into(), true, false, &mut out);
+        let part = Part { role, network: Some(7), serves_alone: true };
+        router.step(Nanos(2), Input::Assigned { endpoint: joined.expect("room"), part }, &mut out);
+    }
+    for n in 1000..1060u64 {
+        router.arrive(Nanos(3), SchedulingRequest::new(RequestId(n), 2000), &[], &mut scratch, &mut out);
+        router.progress(Nanos(4), RequestId(n), true, 1, &mut out);
+    }
+    for n in 0..40u64 {
+        let now = Nanos::from_millis(1000 + n * 100);
+        let (request, leg) = (RequestId(n), RequestId(500 + n));
+        let prompt = vec![n as u8; 20_000];
+        let mut chain = Vec::new();
+        ChainSeed::new("m", None, None).chain(&prompt, 16, &mut chain);
+        let asked = SchedulingRequest { leg: Some(leg), ..SchedulingRequest::new(request, 20_000) };
+        router.arrive(now, asked, &chain, &mut scratch, &mut out);
+        let computed = now + Nanos::from_millis(40);
+        router.begin(computed, leg, &mut out);
+        let reported = |cached_tokens| ReportedReuse { prompt_tokens: 20_000, cached_tokens };
+        router.step(computed, Input::Answered { request: leg, reported: reported(160) }, &mut out);
+        let then = computed + Nanos::from_millis(20);
+        if n == 39 {
+            router.step(then, Input::TransferFailed { request }, &mut out);
+        } else {
+            router.progress(then, request, true, 16, &mut out);
+            router.step(then, Input::Wrote { request, output_tokens: 17 }, &mut out);
+            // As vLLM before 0.31 does: what it fetched is called cached.
+            router.step(then, Input::Answered { request, reported: reported(20_000) }, &mut out);
+        }
+        router.step(then, Input::Finished { request: leg }, &mut out);
+        router.step(then, Input::Finished { request }, &mut out);
+    }
+    router.record(None);
+    let path = dir.join("split.kvrec");
+    std::fs::write(&path, &file.lock().expect("no panic").0).expect("written");
+    path
+}
+
+#[test]
+fn a_split_request_is_explained_by_both_legs_and_the_terms_of_its_price() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = split_recording(dir.path());
+    let found_one = found(&path, &["--request", "3"]);
+    let decision = &found_one["decisions"]["found"][0];
+    let prefill = &decision["prefill"];
+    assert_eq!(prefill["worker"], "http://e0", "{decision}");
+    let close = |value: &Value, secs: f64| (value.as_f64().expect("a time") - secs).abs() < 1e-6;
+    assert!(close(&prefill["computed_s"], 0.04) && close(&prefill["transfer_s"], 0.02), "{prefill}");
+    assert!(close(&decision["ttft_s"], 0.06));
+    assert_eq!(decision["cached_tokens"], 160, "not what the other engine fetched");
+    let rows = decision["candidates"].as_array().expect("rows");
+    assert_eq!(
+        (&rows[0]["picked"], &rows[1]["prefills"]),
+        (&true.into(), &true.into()),
+        "the picked ones first"
+    );
+    let pairs = decision["pairs"].as_array().expect("pairs");
+    assert_eq!((pairs.len(), &pairs[0]["picked"]), (2, &true.into()), "{pairs:?}");
+    assert_eq!((&pairs[0]["prefill"], &pairs[0]["worker"]), (&"http://e0".into(), &decision["worker"]));
+    for pair in pairs {
+        let terms = pair["terms"].as_object().expect("terms");
+        let sum: f64 = terms.values().filter_map(Value::as_f64).sum();
+        assert!(close(&pair["cost"], sum), "they add up: {pair}");
+        for term in ["prompt_s", "transfer_s", "second_step_s", "decode_s"] {
+            assert!(terms[term].as_f64() > Some(0.0), "{term}: {pair}");
+        }
+    }
+    let more = decision["runner_up"]["cost_more"].as_f64().expect("a difference");
+    assert!(more >= 0.0, "{decision}");
+    assert_eq!(found_one["decisions"]["replay"]["same"], 100);
+
+    let told = prints(&path, &["--request", "3"]);
+    for words in [
+        ", its prompt on http://e0: lowest cost",
+        "\np http://e0",
+        "transfer 0.0",
+        "+ second step",
+        "prompt computed after 0.040 s, transfer and a step 0.020 s, first token after 0.060 s",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let told = prints(&path, &["--request", "39"]);
+    assert!(told.contains("transfer failed after 0.060 s"), "{told}");
+}
+
+#[test]
+fn split_requests_are_summed_up_and_other_policies_are_compared_on_the_same_fleet() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = split_recording(dir.path());
+    let all = found(&path, &["--policies", "least_load", "--seeds", "1"]);
+    let splits = &all["summary"]["splits"];
+    assert_eq!((&splits["placements"], &splits["transfers_failed"]), (&40.into(), &1.into()), "{splits}");
+    assert_eq!(splits["by_prefill"], serde_json::json!({"http://e0": 40}));
+    assert!((splits["transfer_p50_s"].as_f64().expect("seen") - 0.02).abs() < 1e-6);
+    let share = all["summary"]["cached_share"].as_f64().expect("reported");
+    assert!((share - 160.0 / 20_000.0).abs() < 1e-9, "only what the prefill endpoint had: {share}");
+    let ran = &all["policies"]["ran"]["figures"];
+    assert!(
+        ran["splits"].as_f64() > Some(0.0) || ran["split_share"].as_f64() > Some(0.0),
+        "it splits: {ran}"
+    );
+    let told = prints(&path, &[]);
+    assert!(told.contains("40 placements (40.0 %) were split; transfer and a step: p50 0.020 s"), "{told}");
+    assert!(told.contains("prompts computed elsewhere:\n         40"), "{told}");
 }
 
 fn kvlane(args: &[&str]) -> Output {

@@ -53,7 +53,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason};
+use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
 use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
@@ -369,14 +369,22 @@ impl Terms<'_> {
     /// The cost of an answer whose prompt was computed elsewhere: its blocks are a copy that evicts others, and it waits
     /// until there is room for them. The next turn, with this answer, is for this endpoint.
     fn answer_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
-        let Effect { prefill_s, before_s, with_s } = self.effect(row);
-        prefill_s * self.evicted(&row.load.in_flight)
-            + self.room_s(row, self.output_tokens, with_s)
-            + self.step_s(row)
-            + STEPS_AFTER_TRANSFER * with_s
+        let effect = self.effect(row);
+        let Effect { before_s, with_s, .. } = effect;
+        self.second_leg(row, &effect).second_leg_s()
             + self.decode * with_s
             + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
             + self.new_prefix * work_s(row.endpoint)
+    }
+
+    /// What an answer costs before its decoding, whose prompt was computed elsewhere.
+    fn second_leg(&self, row: &Candidate, effect: &Effect) -> SplitTerms {
+        SplitTerms {
+            second_step_s: self.step_s(row) + STEPS_AFTER_TRANSFER * effect.with_s,
+            copy_s: effect.prefill_s * self.evicted(&row.load.in_flight),
+            room_s: self.room_s(row, self.output_tokens, effect.with_s),
+            ..SplitTerms::default()
+        }
     }
 
     /// Seconds of the prompts in the step that is in progress, if prompts are queued here: blocks that arrive meanwhile wait
@@ -466,7 +474,13 @@ impl Policy for FleetCost {
                 if !from.can_prefill_for(to) || alone.is_some() && !pairs.has_room(from, to) {
                     continue;
                 }
-                let cost_s = prompt_s + answer_s + pairs.transfer_s(cx.request, from, to);
+                let transfer_s = pairs.transfer_s(cx.request, from, to);
+                let cost_s = prompt_s + answer_s + transfer_s;
+                cx.note_pair(prefill, row, cost_s, || {
+                    let interrupted_s = interrupted_s(to);
+                    let split = SplitTerms { prompt_s, transfer_s, interrupted_s, ..terms.second_leg(to, &terms.effect(to)) };
+                    SplitTerms { decode_s: answer_s - split.second_leg_s(), ..split }
+                });
                 if best.is_none_or(|(least_s, _)| cost_s < least_s) {
                     best = Some((cost_s, Pick { row, prefill: Some(prefill) }));
                 }

@@ -143,6 +143,65 @@ pub struct PickContext<'a> {
     pub reason: Reason,
     /// One cost per row if the decision is to be explained; `None` otherwise.
     pub costs: Option<&'a mut [f64]>,
+    /// The cheapest pairs of rows, the cheapest first, if the decision is to be explained; `None` otherwise.
+    pub pairs: Option<&'a mut Vec<PairCost>>,
+}
+
+/// The price of a split between two rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairCost {
+    /// Position of the row that computes the prompt.
+    pub prefill: usize,
+    /// Position of the row that decodes the answer.
+    pub row: usize,
+    /// The price, in the unit of the rows' costs.
+    pub cost: f64,
+    /// Its terms.
+    pub terms: SplitTerms,
+}
+
+/// The terms of a split's price, in seconds. They add up to it. See the second table of [`fleet_cost`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SplitTerms {
+    /// Until the prompt is computed, with what it costs others there.
+    pub prompt_s: f64,
+    /// The transfer.
+    pub transfer_s: f64,
+    /// The steps for which the request waits at the second endpoint.
+    pub second_step_s: f64,
+    /// Recomputation of blocks that the copy evicts.
+    pub copy_s: f64,
+    /// Until the second endpoint has room.
+    pub room_s: f64,
+    /// Stalls of its decoding by later prompts.
+    pub interrupted_s: f64,
+    /// The rest: decoding of this request, and what it costs others there.
+    pub decode_s: f64,
+}
+
+/// Pairs that a decision is explained with.
+pub const PAIRS_SHOWN: usize = 8;
+
+// === impl SplitTerms ===
+
+impl SplitTerms {
+    /// Those of the second endpoint besides decoding.
+    fn second_leg_s(&self) -> f64 {
+        self.second_step_s + self.copy_s + self.room_s + self.interrupted_s
+    }
+
+    /// The terms with their names, in order.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("prompt", self.prompt_s),
+            ("transfer", self.transfer_s),
+            ("second step", self.second_step_s),
+            ("copy", self.copy_s),
+            ("room", self.room_s),
+            ("interrupted", self.interrupted_s),
+            ("decode", self.decode_s),
+        ]
+    }
 }
 
 // === impl PickContext ===
@@ -152,6 +211,16 @@ impl PickContext<'_> {
     pub fn note(&mut self, row: usize, cost: f64) {
         if let Some(costs) = &mut self.costs {
             costs[row] = cost;
+        }
+    }
+
+    /// Records the price of a pair if it is among the cheapest. No effect unless the decision is to be explained.
+    pub fn note_pair(&mut self, prefill: usize, row: usize, cost: f64, terms: impl FnOnce() -> SplitTerms) {
+        let Some(pairs) = &mut self.pairs else { return };
+        let at = pairs.partition_point(|other| other.cost <= cost);
+        if at < PAIRS_SHOWN {
+            pairs.truncate(PAIRS_SHOWN - 1);
+            pairs.insert(at, PairCost { prefill, row, cost, terms: terms() });
         }
     }
 
@@ -561,6 +630,7 @@ pub(crate) mod testing {
                 rng: &mut self.rng,
                 reason: Reason::default(),
                 costs: Some(&mut self.costs),
+                pairs: None,
             };
             let row = self.policy.pick(&mut cx, &self.rows);
             (row, cx.reason)

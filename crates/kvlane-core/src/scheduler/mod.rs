@@ -27,7 +27,7 @@ use crate::decaying_counter::DecayingCounter;
 use crate::decision::Receipts;
 use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
-use crate::policy::{Candidate, Policy, Reason};
+use crate::policy::{Candidate, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
 use crate::request::RequestId;
@@ -87,6 +87,7 @@ pub struct Scheduler {
     receipts: Receipts,
     rows: Vec<Candidate>,
     costs: Vec<f64>,
+    pairs: Vec<PairCost>,
     overlap_by_slot: Vec<(EndpointId, Prediction)>,
     excluded_by_slot: Vec<Option<EndpointId>>,
 }
@@ -118,6 +119,7 @@ impl Scheduler {
             receipts: Receipts::new(config.receipts as usize),
             rows: Vec::new(),
             costs: Vec::new(),
+            pairs: Vec::new(),
             overlap_by_slot: Vec::new(),
             excluded_by_slot: Vec::new(),
             config,

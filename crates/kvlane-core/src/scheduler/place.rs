@@ -19,6 +19,7 @@ impl Scheduler {
         if explain {
             self.costs.clear();
             self.costs.resize(self.rows.len(), f64::NAN);
+            self.pairs.clear();
         }
         let output_tokens = self.learning.forecast.tokens(request);
         let mut cx = PickContext {
@@ -29,6 +30,7 @@ impl Scheduler {
             rng: &mut self.rng,
             reason: Reason::default(),
             costs: explain.then_some(&mut self.costs[..]),
+            pairs: explain.then_some(&mut self.pairs),
         };
         let least = self.config.split_tokens_min;
         let pick = Self::pick(&mut self.splits, &mut *self.policy, least, &mut cx, &self.rows);
@@ -51,7 +53,8 @@ impl Scheduler {
         let feed = self.feed(endpoint);
         let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed, prefill: leg };
         if explain {
-            self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
+            let costs = (&self.costs[..], &self.pairs[..]);
+            self.receipts.push(now, request, output_tokens, placement, &self.rows, costs);
         }
         let mut turn = None;
         if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {

@@ -78,6 +78,7 @@ impl Shadow {
             rng: &mut self.rng,
             reason: Reason::default(),
             costs: None,
+            pairs: None,
         };
         let other = self.policy.pick(&mut cx, rows);
         let Some(reason) = Reason::ALL.iter().position(|known| *known == reason) else { return };

@@ -163,6 +163,14 @@ impl Scheduler {
         self.splits.possible
     }
 
+    /// Whether an endpoint can serve a request, alone or with another.
+    pub fn takes_requests(&self) -> bool {
+        let parts = || self.pool.eligible().map(|endpoint| endpoint.part);
+        parts().any(|part| part.could_serve_alone())
+            || self.splits.possible
+                && parts().any(|prefill| parts().any(|decode| prefill.can_prefill_for(&decode)))
+    }
+
     /// Learned times and limits of transfers between endpoints.
     pub fn transfers(&self) -> &Transfers {
         &self.splits.transfers

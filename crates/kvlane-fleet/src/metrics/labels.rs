@@ -50,6 +50,15 @@ pub struct StatLabels {
     pub stat: &'static str,
 }
 
+/// The endpoints of a pool that decode split requests.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct DecodeLabels {
+    /// The pool's model.
+    pub model: String,
+    /// Whether their load is `known` or `unknown`.
+    pub load: &'static str,
+}
+
 /// One worker in one pool.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct WorkerLabels {

@@ -32,8 +32,8 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel, RequestLabels,
-    SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
+    Continued, DecodeLabels, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel,
+    RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
@@ -76,7 +76,9 @@ pub struct PoolMetrics {
     pub predicted_tokens: Counter,
     /// Counted by the gateway, for every answered request.
     pub prompt_tokens: Counter,
+    pub transferred_tokens: Counter,
     pub engine_reuse: EngineReuse,
+    pub splits: Counter,
     pub tokenize: Histogram,
     pub retries: Counter,
     pub shed: Shed,
@@ -170,10 +172,13 @@ impl Metrics {
             cached_tokens: self.tokens.cached_tokens.get_or_create(&label).clone(),
             predicted_tokens: self.tokens.predicted_cached_tokens.get_or_create(&label).clone(),
             prompt_tokens: self.tokens.prompt_tokens.get_or_create(&label).clone(),
-            engine_reuse: EngineReuse::new(
+            transferred_tokens: self.tokens.transferred_tokens.get_or_create(&label).clone(),
+            engine_reuse: EngineReuse::new([
                 self.tokens.engine_queried_tokens.get_or_create(&label).clone(),
                 self.tokens.engine_hit_tokens.get_or_create(&label).clone(),
-            ),
+                self.tokens.engine_external_hit_tokens.get_or_create(&label).clone(),
+            ]),
+            splits: self.requests.splits.get_or_create(&label).clone(),
             tokenize: self.tokens.tokenize.get_or_create(&label).clone(),
             retries: self.requests.retries.get_or_create(&label).clone(),
             shed: self.faults.shed(&label),

@@ -110,7 +110,8 @@ async fn exchange(
     if let Some(usage) = scanner.usage() {
         record.prompt_tokens = usage.prompt_tokens;
         record.output_tokens = usage.completion_tokens;
-        record.cached_tokens = usage.cached_tokens;
+        // An engine that decodes what another has computed may report fetched tokens as cached.
+        record.cached_tokens = record.cached_tokens.or(usage.cached_tokens);
     }
     let target = Arc::clone(target);
     tokio::spawn(async move { target.give_back(connection).await });
@@ -131,6 +132,8 @@ fn note(headers: &HeaderMap, record: &mut Record) {
         Some(headers.get(name)?.to_str().ok()?.chars().take(DETAIL_BYTES_MAX).collect())
     };
     record.endpoint = text("x-router-backend");
+    record.prefill_endpoint = text("x-router-prefill");
+    record.cached_tokens = text("x-router-prefill-cached-tokens").and_then(|tokens| tokens.parse().ok());
     record.reason = text("x-router-reason");
     record.request_id = text("x-request-id");
     let mut stages_s = BTreeMap::new();
@@ -210,9 +213,12 @@ mod tests {
         headers.append("server-timing", "queue;dur=1.5, engine;dur=20".parse().expect("a value"));
         headers.append("server-timing", "queue;dur=0.5".parse().expect("a value"));
         headers.append("x-router-reason", "overlap".parse().expect("a value"));
+        headers.append("x-router-prefill", "http://p:1".parse().expect("a value"));
+        headers.append("x-router-prefill-cached-tokens", "7".parse().expect("a value"));
         let mut record = Record::default();
         note(&headers, &mut record);
         assert_eq!(record.stages_s, BTreeMap::from([("engine".into(), 0.02), ("queue".into(), 0.002)]));
         assert_eq!(record.reason.as_deref(), Some("overlap"));
+        assert_eq!((record.prefill_endpoint.as_deref(), record.cached_tokens), (Some("http://p:1"), Some(7)));
     }
 }

@@ -50,6 +50,9 @@ pub struct Summary {
     pub output_tokens_per_s: f64,
     /// Answered requests by endpoint.
     pub per_endpoint: BTreeMap<String, u64>,
+    /// Those that were split, by the endpoint that computed the prompt.
+    #[serde(default)]
+    pub per_prefill_endpoint: BTreeMap<String, u64>,
 }
 
 // === impl Percentiles ===
@@ -86,10 +89,13 @@ impl Summary {
             let class = record.error.as_deref().unwrap_or("status");
             *errors_by_class.entry(class.to_owned()).or_default() += 1;
         }
-        let mut per_endpoint = BTreeMap::new();
-        for endpoint in answered().filter_map(|record| record.endpoint.as_ref()) {
-            *per_endpoint.entry(endpoint.clone()).or_default() += 1;
-        }
+        let count = |endpoint: fn(&Record) -> Option<&String>| {
+            let mut counts = BTreeMap::new();
+            answered()
+                .filter_map(endpoint)
+                .for_each(|endpoint| *counts.entry(endpoint.clone()).or_default() += 1);
+            counts
+        };
         let (cached, cacheable) = answered()
             .filter_map(|record| Some((record.cached_tokens?, record.prompt_tokens)))
             .fold((0, 0), |(cached, all), (hit, prompt)| (cached + u64::from(hit), all + u64::from(prompt)));
@@ -108,7 +114,8 @@ impl Summary {
             output_tokens,
             cached_share: (cacheable > 0).then(|| cached as f64 / cacheable as f64),
             output_tokens_per_s: if span_s > 0.0 { output_tokens as f64 / span_s } else { 0.0 },
-            per_endpoint,
+            per_endpoint: count(|record| record.endpoint.as_ref()),
+            per_prefill_endpoint: count(|record| record.prefill_endpoint.as_ref()),
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod config;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::header::HeaderName;
@@ -72,6 +73,8 @@ pub(crate) struct Record {
     trace_state: String,
     /// The spans of finished attempts.
     attempts: Mutex<Vec<Span>>,
+    /// Of a split request: the attempt that computes the prompt; 0 without one.
+    prefill: AtomicU64,
 }
 
 /// The outcome of a request.
@@ -129,6 +132,7 @@ impl Traces {
             path: parts.uri.path().chars().take(PATH_LEN_MAX).collect(),
             trace_state: if caller.is_some() { trace_state(headers) } else { String::new() },
             attempts: Mutex::default(),
+            prefill: AtomicU64::new(0),
         });
         let context = TraceContext { trace, span: made_span(), flags };
         Some(Arc::new(RequestTrace { context, caller: caller.map(|caller| caller.span), record }))
@@ -181,7 +185,8 @@ impl RequestTrace {
         let RequestStages { stages, began, winner } = &ending.request_stages;
         for &(stage, from, to) in stages {
             let parent = match stage {
-                Stage::Send | Stage::Engine => winner.unwrap_or(own),
+                Stage::Send | Stage::Engine | Stage::Transfer => winner.unwrap_or(own),
+                Stage::Prefill => record.prefill().unwrap_or(own),
                 _ => own,
             };
             spans.push(self.span(record, made_span(), parent, stage.name().into(), from, to));
@@ -254,6 +259,15 @@ impl RequestTrace {
 impl Record {
     pub(crate) fn attempts(&self) -> MutexGuard<'_, Vec<Span>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This attempt computes the prompt of a split request.
+    pub(crate) fn note_prefill(&self, attempt: SpanId) {
+        self.prefill.store(attempt.0, Ordering::Relaxed);
+    }
+
+    fn prefill(&self) -> Option<SpanId> {
+        Some(self.prefill.load(Ordering::Relaxed)).filter(|id| *id > 0).map(SpanId)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::kind::CacheNames;
 use super::{ENGINES, EngineKind, RANKS_MAX};
 use crate::prometheus::{Sample, samples};
 
@@ -10,8 +11,10 @@ use crate::prometheus::{Sample, samples};
 pub struct PrefixCache {
     /// Tokens looked up.
     pub queried_tokens: u64,
-    /// Tokens found.
+    /// Tokens found in the engine's own cache.
     pub hit_tokens: u64,
+    /// Tokens fetched from another engine or a store, by a KV connector.
+    pub external_hit_tokens: u64,
 }
 
 /// The prefix cache counters of a page's ranks, in order of rank; empty if the page has none. A page without rank
@@ -27,6 +30,7 @@ pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
         else {
             continue;
         };
+        let external = newest(kind.cache.external_hit_tokens);
         let mut ranks: BTreeMap<u32, PrefixCache> = BTreeMap::new();
         for sample in &all {
             let rank = kind.rank(sample).unwrap_or(0);
@@ -39,6 +43,8 @@ pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
                 cache.queried_tokens = cache.queried_tokens.saturating_add(sample.value as u64);
             } else if sample.name == hit {
                 cache.hit_tokens = cache.hit_tokens.saturating_add(sample.value as u64);
+            } else if Some(sample.name) == external {
+                cache.external_hit_tokens = cache.external_hit_tokens.saturating_add(sample.value as u64);
             }
         }
         return ranks.into_iter().collect();
@@ -58,7 +64,8 @@ pub fn block_tokens(page: &str) -> Option<u32> {
 }
 
 fn counts(kind: &EngineKind, sample: &Sample<'_>) -> bool {
-    kind.cache.queried_tokens.contains(&sample.name) || kind.cache.hit_tokens.contains(&sample.name)
+    let CacheNames { queried_tokens, hit_tokens, external_hit_tokens, .. } = &kind.cache;
+    [queried_tokens, hit_tokens, external_hit_tokens].iter().any(|names| names.contains(&sample.name))
 }
 
 #[cfg(test)]
@@ -77,20 +84,31 @@ mod tests {
             "vllm:gpu_prefix_cache_queries_total{engine=\"0\",model_name=\"m\"} 9999\n",
             "vllm:external_prefix_cache_hits_total{engine=\"0\",model_name=\"m\"} 5\n",
         );
-        let cache = |queried_tokens, hit_tokens| PrefixCache { queried_tokens, hit_tokens };
-        assert_eq!(prefix_caches(page), [(0, cache(7, 0)), (1, cache(100, 40))]);
+        let cache = |queried_tokens, hit_tokens, external_hit_tokens| PrefixCache {
+            queried_tokens,
+            hit_tokens,
+            external_hit_tokens,
+        };
+        // What a connector fetched is not a hit of the engine's own cache.
+        assert_eq!(prefix_caches(page), [(0, cache(7, 0, 5)), (1, cache(100, 40, 0))]);
     }
 
     #[test]
     fn older_names_are_read_and_sources_added_up() {
         let old = "vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n";
-        assert_eq!(prefix_caches(old), [(0, PrefixCache { queried_tokens: 10, hit_tokens: 4 })]);
+        assert_eq!(
+            prefix_caches(old),
+            [(0, PrefixCache { queried_tokens: 10, hit_tokens: 4, external_hit_tokens: 0 })]
+        );
         let sglang = concat!(
             "sglang:prompt_tokens_total{model_name=\"m\"} 90\n",
             "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"device\"} 30\n",
             "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"host\"} 3\n",
         );
-        assert_eq!(prefix_caches(sglang), [(0, PrefixCache { queried_tokens: 90, hit_tokens: 33 })]);
+        assert_eq!(
+            prefix_caches(sglang),
+            [(0, PrefixCache { queried_tokens: 90, hit_tokens: 33, external_hit_tokens: 0 })]
+        );
         assert_eq!(prefix_caches("vllm:prefix_cache_queries_total 10\n"), [], "without a hits counter");
         assert_eq!(prefix_caches(""), []);
     }

@@ -82,6 +82,8 @@ pub(super) struct CacheNames {
     pub(super) queried_tokens: &'static [&'static str],
     /// Counters of prompt tokens found in the cache.
     pub(super) hit_tokens: &'static [&'static str],
+    /// Counters of prompt tokens fetched from elsewhere by a KV connector, which the other two leave out.
+    pub(super) external_hit_tokens: &'static [&'static str],
 }
 
 /// An object in an engine's answers with token counts of its own.
@@ -185,7 +187,12 @@ impl EngineKind {
         title: "",
         owner: "",
         load: LoadNames { running: "", waiting: "", kv_usage: &[], kv_capacity: None },
-        cache: CacheNames { block_tokens: None, queried_tokens: &[], hit_tokens: &[] },
+        cache: CacheNames {
+            block_tokens: None,
+            queried_tokens: &[],
+            hit_tokens: &[],
+            external_hit_tokens: &[],
+        },
         progress: &[],
         rank_label: None,
         dead: &[],

@@ -28,6 +28,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         queried_tokens: &["sglang:prompt_tokens_total"],
         // Newer versions label it by where the tokens were found.
         hit_tokens: &["sglang:cached_tokens_total"],
+        external_hit_tokens: &[],
     },
     // Its core updates its gauges only every 40 steps, too rarely to show progress within seconds.
     progress: &[],

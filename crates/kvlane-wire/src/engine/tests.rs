@@ -25,6 +25,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         block_tokens: Some(("madeup:kv_info", "tokens_per_block")),
         queried_tokens: &["madeup:looked_up"],
         hit_tokens: &["madeup:found"],
+        external_hit_tokens: &["madeup:fetched"],
     },
     progress: &["madeup:steps"],
     rank_label: Some("replica"),
@@ -55,12 +56,15 @@ pub(super) static ENGINE: EngineKind = EngineKind {
 fn a_fourth_engine_is_one_file_and_an_entry_in_the_table() {
     let page = concat!(
         "madeup:active{replica=\"1\"} 3\nmadeup:queued{replica=\"1\"} 2\nmadeup:kv_ratio{replica=\"1\"} 0.5\n",
-        "madeup:looked_up{replica=\"1\"} 9\nmadeup:found{replica=\"1\"} 4\nmadeup:steps{replica=\"1\"} 7\n",
+        "madeup:looked_up{replica=\"1\"} 9\nmadeup:found{replica=\"1\"} 4\nmadeup:fetched{replica=\"1\"} 2\nmadeup:steps{replica=\"1\"} 7\n",
         "madeup:kv_info{tokens_per_block=\"64\"} 1\n",
     );
     let (kind, reports) = load_reports(page).expect("its load");
     assert_eq!((kind.name, reports[0].0, reports[0].1.running, reports[0].1.waiting), ("madeup", 1, 3, 2));
-    assert_eq!(prefix_caches(page), [(1, PrefixCache { queried_tokens: 9, hit_tokens: 4 })]);
+    assert_eq!(
+        prefix_caches(page),
+        [(1, PrefixCache { queried_tokens: 9, hit_tokens: 4, external_hit_tokens: 2 })]
+    );
     assert_eq!(block_tokens(page), Some(64));
     assert_eq!(progress(page).into_keys().collect::<Vec<_>>(), [1]);
     let card: Value = json!({"id": "m", "owned_by": "made-up.example", "limits": {"context": 4096}});

@@ -28,6 +28,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         // In tokens. Renamed from `gpu_` when caches on other devices were added.
         queried_tokens: &["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"],
         hit_tokens: &["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
+        external_hit_tokens: &["vllm:external_prefix_cache_hits_total"],
     },
     // Counters change with the steps that produce tokens, the block usage with every chunk of a prompt.
     progress: &[

@@ -40,15 +40,31 @@ fn a_trace_becomes_figures_records_and_a_report() {
     let [kept, json, report] =
         ["records.jsonl", "figures.json", "report.html"].map(|name| directory.path().join(name));
     let [kept, json, report] = [&kept, &json, &report].map(|path| path.display().to_string());
-    let files = ["--records", &kept, "--json", &json, "--report", &report];
+    let files = ["--records", &kept, "--json", &json, "--report", &report, "--engine", &engine.url];
     let output = replay(&[&[engine.url.as_str(), "--trace", &trace], &files[..], &PATIENT].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
-    for word in ["3 requests of 2 conversations", "(mock)", "TTFT", "ITL", "TPOT", "E2E", "median and 99th"] {
+    for word in [
+        "3 requests of 2 conversations",
+        "(mock)",
+        "TTFT",
+        "ITL",
+        "TPOT",
+        "E2E",
+        "median and 99th",
+        "own cache (APC)",
+    ] {
         assert!(shown.contains(word), "'{word}' is not in: {shown}");
     }
     let figures: Value = serde_json::from_slice(&std::fs::read(&json).expect("figures")).expect("JSON");
     assert_eq!((&figures["schema"], &figures["summary"]["requests"]), (&"kvlane.replay/1".into(), &3.into()));
+    let cache = &figures["engine_caches"][0];
+    assert_eq!((&cache["engine"], &cache["rank"]), (&engine.url.as_str().into(), &0.into()));
+    assert!(
+        cache["queried_tokens"].as_u64() >= Some(3584) && cache["hit_share"].as_f64() > Some(0.4),
+        "{cache}"
+    );
+    assert_eq!(cache["external_hit_share"], 0.0);
     let records = records(&kept);
     let lengths: Vec<u32> = records.iter().map(|record| record.output_tokens).collect();
     assert_eq!(lengths, [3, 5, 4]);

@@ -62,6 +62,14 @@ rows! {
         worry: "it grows: batches are too large, or preemption; compare workers by `kvlane_worker_decode_step_seconds`",
     } = Family::new_with_constructor(|| Histogram::fine(TPOT_BUCKETS)),
 
+    pub splits: Family<ModelLabel, Counter> {
+        seconds: false,
+        labels: &["model"],
+        help: "Attempts that were split between two workers",
+        meaning: "Attempts that were [split](disaggregation.md): one worker computes the prompt, another decodes",
+        worry: "it stands still in a fleet with prefill workers: transfers take longer than they save, or no pair of workers is connected",
+    },
+
     pub kv_transfer: HistogramFamily<ModelLabel> {
         seconds: true,
         labels: &["model"],

@@ -45,7 +45,7 @@ rows! {
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines reported as cached",
-        meaning: "Prompt tokens that the engine reported as cached",
+        meaning: "Prompt tokens that the engine reported as cached; of a [split request](disaggregation.md), those that the prefill worker reports",
         worry: "its share of `kvlane_input_tokens_total` falls: other traffic, or caches that are too small",
     },
 
@@ -65,6 +65,14 @@ rows! {
         worry: "",
     },
 
+    pub transferred_tokens: Family<ModelLabel, Counter> {
+        seconds: false,
+        labels: &["model"],
+        help: "Prompt tokens whose KV blocks were fetched from a prefill worker",
+        meaning: "Prompt tokens of [split requests](disaggregation.md) whose KV blocks the decode worker fetched: the prompt less what it was predicted to hold. No part of `kvlane_cached_tokens_total`",
+        worry: "",
+    },
+
     pub engine_queried_tokens: Family<ModelLabel, Counter> {
         seconds: false,
         labels: &["model"],
@@ -79,6 +87,14 @@ rows! {
         help: "Prompt tokens that engines found in their caches, by their own counters",
         meaning: "Prompt tokens that engines found in their prefix caches, by the same counters",
         worry: "its share of `kvlane_engine_queried_tokens_total` falls",
+    },
+
+    pub engine_external_hit_tokens: Family<ModelLabel, Counter> {
+        seconds: false,
+        labels: &["model"],
+        help: "Prompt tokens that engines fetched from elsewhere, by their own counters",
+        meaning: "Prompt tokens that engines fetched from other engines or stores by a KV connector, by their `/metrics`, where those have it; no part of `kvlane_engine_hit_tokens_total`",
+        worry: "",
     },
 
     pub tokenize: HistogramFamily<ModelLabel> {

@@ -7,7 +7,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::row::rows;
-use crate::metrics::labels::{FailureLabels, SelectionLabels, StatLabels, WorkerLabel, WorkerLabels};
+use crate::metrics::labels::{
+    DecodeLabels, FailureLabels, SelectionLabels, StatLabels, WorkerLabel, WorkerLabels,
+};
 
 rows! {
     Workers, "Workers", "Health, load and speed of workers.";
@@ -66,6 +68,14 @@ rows! {
         help: "KV cache use as the engine reports it",
         meaning: "KV cache use, as the engine reports it",
         worry: "above 0.95: the engine preempts soon",
+    },
+
+    pub decode_endpoints: Family<DecodeLabels, Gauge> {
+        seconds: false,
+        labels: &["model", "load"],
+        help: "Endpoints that take requests whose prompts another computes, by whether their load is known",
+        meaning: "Endpoints that decode [split requests](disaggregation.md), by whether their `/metrics` report a load; of models whose requests may be split",
+        worry: "`unknown` is not 0: splits ignore the room in those caches; both are 0: prefill workers have no worker to decode for them",
     },
 
     pub kv_usage_ratio: Family<StatLabels, Gauge<f64, AtomicU64>> {

@@ -15,7 +15,7 @@ use crate::statistics::paired::{Matched, Paired};
 pub const SCHEMA: &str = "kvlane.bench/1";
 
 /// The figures of a cell, units last. Times are in trace seconds, except the cost of the router.
-pub const FIGURES: [&str; 19] = [
+pub const FIGURES: [&str; 20] = [
     "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p90_s",
@@ -29,6 +29,7 @@ pub const FIGURES: [&str; 19] = [
     "itl_p50_ms",
     "itl_p99_ms",
     "cached_share",
+    "split_share",
     "failed_share",
     "out_tok_s",
     "req_s",
@@ -314,6 +315,10 @@ fn figures(runs: &[&Recorded], which: u64) -> Figures {
         Some((f64::from(record.cached_tokens?), f64::from(record.prompt_tokens)))
     });
     put("cached_share", Drawn::share(&cached, lots(3)));
+    let split = shares(&|record| {
+        record.is_ok().then_some((f64::from(u8::from(record.prefill_endpoint.is_some())), 1.0))
+    });
+    put("split_share", Drawn::share(&split, lots(6)));
     let failed = shares(&|record| Some((f64::from(u8::from(!record.is_ok())), 1.0)));
     put("failed_share", Drawn::share(&failed, lots(4)));
     // One figure of each run as a whole: only the seeds vary.
@@ -471,6 +476,7 @@ mod tests {
         assert!((value("ttft_mean_s") - 2.0).abs() < 1e-9 && (value("e2e_mean_s") - 3.0).abs() < 1e-9);
         assert!((value("tpot_mean_ms") - 100.0).abs() < 1e-9);
         assert_eq!((value("cached_share"), value("failed_share")), (0.25, 0.0));
+        assert_eq!(value("split_share"), 0.0);
         assert!((value("router_cpu_us") - 20.0).abs() < 1e-9 && value("router_rss_mib") == 3.0);
         // Of two seeds, 1 s and 3 s apart, a draw has either or both.
         let interval = cell.figures["ttft_mean_s"].interval.unwrap();

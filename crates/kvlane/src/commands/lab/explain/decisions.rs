@@ -1,18 +1,17 @@
-//! Single decisions: the rows that the policy saw, its pick, and the outcome.
+//! The selected decisions of a recording, and what came of them.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use kvlane_core::decision::{Receipt, ReceiptRow, Rejection};
-use kvlane_core::endpoint::EndpointId;
-use kvlane_core::policy::Reason;
+use kvlane_core::decision::Rejection;
 use kvlane_core::recording::{Entries, Entry, Replay, Tally};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::Input;
 use serde_json::{Value, json};
 
+use super::decision::{Decision, Prefill};
 use super::files::{Damage, Files};
 use super::summary;
 
@@ -34,27 +33,6 @@ pub(super) struct Decisions {
     tally: Tally,
     damage: Damage,
 }
-
-/// A decision.
-struct Decision {
-    at_s: f64,
-    policy: &'static str,
-    receipt: Receipt,
-    /// The recorded endpoint and reason.
-    endpoint: EndpointId,
-    reason: Reason,
-    /// Whether the replay's policy picked the same for the same reason.
-    same: bool,
-    names: BTreeMap<EndpointId, String>,
-    waited_s: f64,
-    ttft_s: Option<f64>,
-    total_s: Option<f64>,
-    output_tokens: Option<u32>,
-    cached_tokens: Option<u32>,
-}
-
-/// Maximum rows shown of a decision, beside the picked one.
-const ROWS_SHOWN: usize = 12;
 
 // === impl Wanted ===
 
@@ -98,11 +76,14 @@ pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Resul
     };
     // Selected requests that have arrived in this run of the gateway, with their time and their index in the results.
     let followed: RefCell<HashMap<RequestId, (f64, Option<usize>)>> = RefCell::default();
+    // Prefill legs of the results, with the request they belong to.
+    let mut legs: HashMap<RequestId, RequestId> = HashMap::new();
     let mut run = 0;
     decisions.damage = files.segments(|head, number, bytes| {
         if head.origin_unix_s.to_bits() != run {
             run = head.origin_unix_s.to_bits();
             followed.borrow_mut().clear();
+            legs.clear();
         }
         let explained = |input: &Input| match input {
             Input::Arrived { request, .. } => wanted.is(request) || worst.contains(&(run, request.id)),
@@ -132,12 +113,18 @@ pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Resul
                 }
                 *place = Some(decisions.found.len());
                 let endpoints = step.scheduler.pool().endpoints();
+                legs.extend(receipt.placement.prefill.map(|leg| (leg.id, request)));
                 decisions.found.push(Decision {
                     at_s,
                     policy: step.scheduler.config().policy.name(),
                     receipt: receipt.clone(),
                     endpoint,
                     reason,
+                    prefill: step.prefill.map(|endpoint| Prefill {
+                        endpoint,
+                        computed_s: None,
+                        failed_s: None,
+                    }),
                     same: step.picked == Some((endpoint, reason)),
                     names: endpoints.map(|endpoint| (endpoint.id, endpoint.name.to_string())).collect(),
                     waited_s: at_s - *arrived_s,
@@ -147,20 +134,33 @@ pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Resul
                     cached_tokens: None,
                 });
             }
-            let about = match step.input {
-                Input::FirstToken { request }
-                | Input::Wrote { request, .. }
-                | Input::Answered { request, .. }
-                | Input::Finished { request } => followed.get(request).copied(),
-                _ => None,
+            let (Input::FirstToken { request: about }
+            | Input::Begun { request: about }
+            | Input::Wrote { request: about, .. }
+            | Input::Answered { request: about, .. }
+            | Input::Failed { request: about }
+            | Input::TransferFailed { request: about }
+            | Input::Finished { request: about }) = step.input
+            else {
+                return true;
             };
-            let Some((arrived_s, Some(place))) = about else { return true };
+            let of = legs.get(about);
+            let Some(&(arrived_s, Some(place))) = followed.get(of.unwrap_or(about)) else { return true };
             let decision = &mut decisions.found[place];
-            match step.input {
-                Input::FirstToken { .. } => decision.ttft_s = Some(at_s - arrived_s),
-                Input::Wrote { output_tokens, .. } => decision.output_tokens = Some(*output_tokens),
-                Input::Answered { reported, .. } => decision.cached_tokens = Some(reported.cached_tokens),
-                Input::Finished { .. } => decision.total_s = Some(at_s - arrived_s),
+            let after_s = at_s - arrived_s;
+            match (step.input, &mut decision.prefill) {
+                (Input::Begun { .. }, Some(leg)) if of.is_some() => leg.computed_s = Some(after_s),
+                (Input::Failed { .. }, Some(leg)) if of.is_some() => leg.failed_s = Some(after_s),
+                (Input::TransferFailed { .. }, Some(leg)) => leg.failed_s = Some(after_s),
+                // The engine that decodes does not say what was cached, but the one that computed the prompt.
+                (Input::Answered { .. }, Some(_)) if of.is_none() => {}
+                (Input::Answered { reported, .. }, _) => {
+                    decision.cached_tokens = Some(reported.cached_tokens)
+                }
+                _ if of.is_some() => {}
+                (Input::FirstToken { .. }, _) => decision.ttft_s = Some(after_s),
+                (Input::Wrote { output_tokens, .. }, _) => decision.output_tokens = Some(*output_tokens),
+                (Input::Finished { .. }, _) => decision.total_s = Some(after_s),
                 _ => {}
             }
             true
@@ -240,118 +240,6 @@ impl Decisions {
             _ = writeln!(out, "{} more decisions are not shown", self.left_out);
         }
         out += &summary::told(&self.tally, &self.damage);
-        out
-    }
-}
-
-// === impl Decision ===
-
-impl Decision {
-    fn name(&self, id: EndpointId) -> &str {
-        self.names.get(&id).map_or("removed", |name| name)
-    }
-
-    /// The rows, the picked one first, then by cost.
-    fn rows(&self) -> Vec<&ReceiptRow> {
-        let mut rows: Vec<&ReceiptRow> = self.receipt.rows.iter().collect();
-        let cost = |row: &ReceiptRow| if row.cost.is_nan() { f64::INFINITY } else { row.cost };
-        rows.sort_by(|a, b| {
-            let first = |row: &ReceiptRow| row.endpoint != self.endpoint;
-            first(a).cmp(&first(b)).then(cost(a).total_cmp(&cost(b)))
-        });
-        rows
-    }
-
-    /// The cheapest row that was not picked, and the difference in cost, if the policy has costs.
-    fn runner_up(&self) -> Option<(&ReceiptRow, f64)> {
-        let rows = self.rows();
-        let (picked, rest) = rows.split_first()?;
-        let other = rest.first().filter(|row| row.cost.is_finite() && picked.cost.is_finite())?;
-        Some((other, other.cost - picked.cost))
-    }
-
-    fn json(&self) -> Value {
-        let row = |row: &ReceiptRow| {
-            json!({
-                "worker": self.name(row.endpoint), "picked": row.endpoint == self.endpoint,
-                "overlap_tokens": row.overlap_tokens, "knowledge": row.knowledge.name(),
-                "exact_tokens": row.prediction.exact, "approximate_tokens": row.prediction.approximate,
-                "requests": row.requests, "prefill_tokens": row.prefill_tokens, "context_tokens": row.context_tokens,
-                "cost": if row.cost.is_finite() { Some(row.cost) } else { None },
-            })
-        };
-        let Receipt { request, attempt, prompt_tokens, session, output_tokens, .. } = &self.receipt;
-        json!({
-            "at_unix_s": self.at_s, "request": request.0, "attempt": attempt, "prompt_tokens": prompt_tokens,
-            "session": session.map(|session| format!("{:016x}", session.0)), "expected_output_tokens": output_tokens,
-            "policy": self.policy, "worker": self.name(self.endpoint), "reason": self.reason.name(),
-            "replayed_alike": self.same, "waited_s": self.waited_s,
-            "candidates": self.rows().into_iter().map(row).collect::<Vec<_>>(),
-            "runner_up": self.runner_up().map(|(other, more)| json!({
-                "worker": self.name(other.endpoint), "cost_more": more,
-            })),
-            "ttft_s": self.ttft_s, "total_s": self.total_s, "output_tokens": self.output_tokens,
-            "cached_tokens": self.cached_tokens,
-        })
-    }
-
-    fn text(&self) -> String {
-        let mut out = String::new();
-        let Receipt { request, attempt, prompt_tokens, output_tokens, .. } = &self.receipt;
-        _ = writeln!(
-            out,
-            "request {}{}: {prompt_tokens} prompt tokens, {output_tokens} output tokens predicted",
-            request.0,
-            if *attempt > 0 { format!(", after {attempt} failed attempts") } else { String::new() }
-        );
-        let (text, name) = (self.reason.text(), self.reason.name());
-        _ = writeln!(out, "  placed on {}: {text} ({name})", self.name(self.endpoint));
-        _ = writeln!(
-            out,
-            "  {:<40} {:>8} {:<11} {:>8} {:>10} {:>10} {:>12}",
-            "endpoint", "holds", "known", "requests", "to compute", "context", "cost"
-        );
-        let rows = self.rows();
-        for row in rows.iter().take(ROWS_SHOWN) {
-            let cost = if row.cost.is_finite() { format!("{:.6}", row.cost) } else { "-".into() };
-            _ = writeln!(
-                out,
-                "{} {:<40} {:>8} {:<11} {:>8} {:>10} {:>10} {cost:>12}",
-                if row.endpoint == self.endpoint { "*" } else { " " },
-                self.name(row.endpoint),
-                row.overlap_tokens,
-                row.knowledge.name(),
-                row.requests,
-                row.prefill_tokens,
-                row.context_tokens
-            );
-        }
-        if rows.len() > ROWS_SHOWN {
-            _ = writeln!(out, "  and {} more", rows.len() - ROWS_SHOWN);
-        }
-        if let Some((other, more)) = self.runner_up() {
-            _ = writeln!(
-                out,
-                "  next best by {}: {}, cost higher by {more:.6}",
-                self.policy,
-                self.name(other.endpoint)
-            );
-        }
-        let mut came = Vec::new();
-        if self.waited_s >= 0.0005 {
-            came.push(format!("queued for {:.3} s", self.waited_s));
-        }
-        came.extend(self.ttft_s.map(|ttft_s| format!("first token after {ttft_s:.3} s")));
-        came.extend(self.total_s.map(|total_s| format!("end after {total_s:.3} s")));
-        came.extend(self.output_tokens.map(|tokens| format!("{tokens} output tokens")));
-        came.extend(self.cached_tokens.map(|tokens| format!("{tokens} cached prompt tokens")));
-        if !came.is_empty() {
-            _ = writeln!(out, "  {}", came.join(", "));
-        }
-        if !self.same {
-            out +=
-                "  the replay decided differently: the rows may differ from those of the original decision\n";
-        }
         out
     }
 }

@@ -3,6 +3,7 @@
 //! The recording is replayed through the scheduler that runs in production, so the rows of a decision are those that
 //! the policy saw; the output states how many replayed placements equal the recorded ones.
 
+mod decision;
 mod decisions;
 mod files;
 mod policies;

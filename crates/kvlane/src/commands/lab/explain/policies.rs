@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
+use kvlane_core::disaggregation::Part;
 use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rates::Rates;
@@ -28,7 +29,7 @@ use kvlane_trace::trace::Trace;
 use serde_json::{Value, json};
 
 use super::files::Files;
-use super::summary::Summary;
+use super::summary::{EndpointSeen, Summary};
 
 /// The default engine.
 const PRESET: &str = "llama-3.1-8b@h100";
@@ -62,6 +63,15 @@ struct Simulated {
     intervals: std::collections::BTreeMap<String, Interval>,
 }
 
+/// The simulated fleet.
+struct Machines {
+    engines: Vec<EngineConfig>,
+    parts: Vec<Part>,
+    link: TransferConfig,
+    /// Whether there are KV events.
+    knows: bool,
+}
+
 /// Makes the comparison.
 pub(super) fn compare(
     files: &Files,
@@ -84,7 +94,7 @@ pub(super) fn compare(
     let engines: Vec<EngineConfig> = summary
         .endpoints
         .iter()
-        .map(|(rates, capacity_tokens)| {
+        .map(|EndpointSeen { rates, capacity_tokens, .. }| {
             let block_tokens = summary.block_tokens.clamp(1, 512);
             let mut engine = EngineConfig::vllm(as_fast_as(&base, rates), block_tokens, 0.9);
             if let Some(tokens) = capacity_tokens {
@@ -94,11 +104,16 @@ pub(super) fn compare(
             engine
         })
         .collect();
+    let fleet = Machines {
+        engines,
+        parts: summary.endpoints.iter().map(|endpoint| endpoint.part).collect(),
+        link: link(&base, summary.transfer_s),
+        knows: summary.exact,
+    };
     let plan = Plan::new(&trace);
     let simulate = |policy: &PolicyConfig| {
-        let runs: Vec<Figures> = (1..=seeds)
-            .map(|seed| run(&trace, &plan, &engines, config, policy, summary.exact, seed))
-            .collect();
+        let runs: Vec<Figures> =
+            (1..=seeds).map(|seed| run(&trace, &plan, &fleet, config, policy, seed)).collect();
         Simulated { policy: policy.name(), figures: mean(&runs), intervals: seed_intervals(&runs, 1) }
     };
     let ran = simulate(&config.policy);
@@ -136,6 +151,15 @@ fn shadow(files: &Files, policy: &PolicyConfig) -> Result<Option<Shadowed>> {
     Ok(replay.scheduler().and_then(scheduler::Scheduler::shadowed))
 }
 
+/// Links on which a transfer of 4,096 tokens takes this long, or the default ones.
+fn link(timing: &TimingModel, transfer_s: Option<f64>) -> TransferConfig {
+    let link = TransferConfig::default();
+    let Some(transfer_s) = transfer_s else { return link };
+    let setup_s = link.setup_s.min(0.5 * transfer_s);
+    let bytes = 4096.0 * timing.kv_bytes_per_token() as f64;
+    TransferConfig { setup_s, bytes_per_s: bytes / (transfer_s - setup_s).max(1e-6), ..link }
+}
+
 /// The machine, scaled to these rates. Arithmetic determines the speed of prefill, memory that of decode; the rest is
 /// scaled with them.
 fn as_fast_as(base: &TimingModel, rates: &Rates) -> TimingModel {
@@ -164,15 +188,14 @@ fn as_fast_as(base: &TimingModel, rates: &Rates) -> TimingModel {
 fn run(
     trace: &Trace,
     plan: &Plan,
-    engines: &[EngineConfig],
+    Machines { engines, parts, link, knows }: &Machines,
     config: &scheduler::Config,
     policy: &PolicyConfig,
-    knows: bool,
     seed: u32,
 ) -> Figures {
     let block_tokens = engines.first().map_or(16, |engine| engine.block_tokens);
     let mut world = World::new(WorldConfig {
-        engines: engines.to_vec(),
+        engines: engines.clone(),
         router: router::Config {
             scheduler: scheduler::Config {
                 policy: policy.clone(),
@@ -185,9 +208,9 @@ fn run(
             exact: knows.then_some(exact::Config { memory_bytes_max: usize::MAX }),
             block_tokens,
         },
-        parts: Vec::new(),
+        parts: parts.clone(),
         fetch_tokens_min: None,
-        link: TransferConfig::default(),
+        link: *link,
         routing_delay: Nanos::from_millis(1),
         reports: Some(ReportFeed { interval: Nanos::from_secs(1), age: Nanos::ZERO }),
         events: EventFeed { delay: Nanos::from_millis(5), ..EventFeed::default() },

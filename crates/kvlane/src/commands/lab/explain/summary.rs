@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use kvlane_core::disaggregation::Part;
 use kvlane_core::rates::Rates;
 use kvlane_core::recording::{Replay, Tally};
 use kvlane_core::request::RequestId;
@@ -26,15 +27,42 @@ pub(super) struct Summary {
     pub(super) by_endpoint: BTreeMap<String, u64>,
     /// Times to first token in seconds, from a request's arrival at the gateway.
     pub(super) ttft_s: Vec<f64>,
+    /// Requests that were split, and their transfers.
+    pub(super) splits: Splits,
     /// Prompt tokens of the answers with reported cached tokens, and the cached ones among them.
     pub(super) told_tokens: (u64, u64),
     /// Tokens of a block.
     pub(super) block_tokens: u32,
-    /// The scheduler's last configuration, and its endpoints' rates and capacities at the end.
+    /// The scheduler's last configuration, and its endpoints at the end.
     pub(super) config: Option<Config>,
-    pub(super) endpoints: Vec<(Rates, Option<u64>)>,
+    pub(super) endpoints: Vec<EndpointSeen>,
+    /// Seconds that a transfer of 4,096 tokens took between two of them, as learned at the end.
+    pub(super) transfer_s: Option<f64>,
     /// Whether there were KV events.
     pub(super) exact: bool,
+}
+
+/// An endpoint at the end of a recording.
+pub(super) struct EndpointSeen {
+    pub(super) rates: Rates,
+    pub(super) capacity_tokens: Option<u64>,
+    pub(super) part: Part,
+}
+
+/// Split placements, and what their transfers took.
+#[derive(Default)]
+pub(super) struct Splits {
+    pub(super) placed: u64,
+    /// Those whose transfer failed.
+    pub(super) failed: u64,
+    /// Placements by the endpoint that computed the prompt.
+    pub(super) by_prefill: BTreeMap<String, u64>,
+    /// Seconds from a computed prompt to the first token, for answers that were streamed.
+    pub(super) transfer_s: Vec<f64>,
+    /// Requests in flight that were split, with their leg and when its prompt was computed.
+    open: HashMap<RequestId, (RequestId, Option<Nanos>)>,
+    /// Their legs.
+    legs: HashMap<RequestId, RequestId>,
 }
 
 /// Replays the whole recording.
@@ -50,13 +78,17 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
         by_reason: BTreeMap::new(),
         by_endpoint: BTreeMap::new(),
         ttft_s: Vec::new(),
+        splits: Splits::default(),
         told_tokens: (0, 0),
         block_tokens: 16,
         config: None,
         endpoints: Vec::new(),
+        transfer_s: None,
         exact: false,
     };
-    let mut arrived: HashMap<RequestId, Nanos> = HashMap::new();
+    // When a request arrived, and the id of its leg should it be split.
+    let mut last = Nanos::ZERO;
+    let mut arrived: HashMap<RequestId, (Nanos, Option<RequestId>)> = HashMap::new();
     summary.damage = files.segments(|head, number, bytes| {
         summary.bytes += bytes.len() as u64;
         replay.segment(
@@ -64,6 +96,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
             bytes,
             |_| false,
             |step| {
+                last = step.at;
                 let at_s = head.origin_unix_s + step.at.as_secs_f64();
                 (summary.from_s, summary.to_s) = (summary.from_s.min(at_s), summary.to_s.max(at_s));
                 match step.input {
@@ -71,24 +104,43 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
                         summary.block_tokens = *block_tokens;
                         summary.exact |= overlap.iter().any(|(_, prediction)| prediction.exact > 0);
                         summary.requests += u64::from(request.attempt == 0 && request.hedge.is_none());
-                        arrived.insert(request.id, step.at);
+                        arrived.insert(request.id, (step.at, request.leg));
                     }
                     Input::FirstToken { request } => {
-                        let since = arrived.get(request).map(|arrived| (step.at - *arrived).as_secs_f64());
+                        let since =
+                            arrived.get(request).map(|(arrived, _)| (step.at - *arrived).as_secs_f64());
                         summary.ttft_s.extend(since);
+                        summary.splits.first_token(*request, step.at);
                     }
+                    Input::Begun { request } => summary.splits.begun(*request, step.at),
+                    Input::TransferFailed { request } => {
+                        summary.splits.failed += u64::from(summary.splits.open.contains_key(request));
+                    }
+                    // The engine that decodes does not say what was cached, but the one that computed the prompt.
+                    Input::Answered { request, .. } if summary.splits.open.contains_key(request) => {}
                     Input::Answered { reported, .. } => {
                         summary.told_tokens.0 += u64::from(reported.prompt_tokens);
                         summary.told_tokens.1 +=
                             u64::from(reported.cached_tokens.min(reported.prompt_tokens));
                     }
-                    Input::Finished { request } => _ = arrived.remove(request),
+                    Input::Finished { request } => {
+                        arrived.remove(request);
+                        summary.splits.finished(*request);
+                    }
                     _ => {}
+                }
+                let name_of = |id| {
+                    let found = step.scheduler.pool().get(id);
+                    found.map_or("removed", |endpoint| &*endpoint.name)
+                };
+                if let (Some((request, ..)), Some(prefill)) = (step.placed, step.prefill)
+                    && let Some((_, Some(leg))) = arrived.get(&request)
+                {
+                    summary.splits.placed(request, *leg, name_of(prefill));
                 }
                 if let Some((_, endpoint, reason)) = step.placed {
                     *summary.by_reason.entry(reason.name()).or_default() += 1;
-                    let name = step.scheduler.pool().get(endpoint).map(|endpoint| &*endpoint.name);
-                    let name = name.unwrap_or("removed");
+                    let name = name_of(endpoint);
                     match summary.by_endpoint.get_mut(name) {
                         Some(count) => *count += 1,
                         None => _ = summary.by_endpoint.insert(name.to_owned(), 1),
@@ -103,12 +155,76 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
         summary.config = Some(scheduler.config().clone());
         let told = |endpoint: &kvlane_core::endpoint::Endpoint| {
             let capacity = endpoint.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
-            (scheduler.rates(endpoint), capacity)
+            let rates = scheduler.rates(endpoint);
+            EndpointSeen { rates, capacity_tokens: capacity, part: endpoint.part }
         };
         summary.endpoints = scheduler.pool().endpoints().map(told).collect();
+        let links = scheduler.transfers().links(last);
+        let (sum_s, count) = links.filter(|link| link.ended > 0).fold((0.0, 0.0), |(sum_s, count), link| {
+            (sum_s + link.expected_s * link.ended as f64, count + link.ended as f64)
+        });
+        summary.transfer_s = (count > 0.0).then(|| sum_s / count);
     }
     summary.ttft_s.sort_by(f64::total_cmp);
+    summary.splits.transfer_s.sort_by(f64::total_cmp);
     Ok(summary)
+}
+
+/// A quantile of sorted values.
+fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    Some(sorted[(share * last as f64).round() as usize])
+}
+
+// === impl Splits ===
+
+impl Splits {
+    fn placed(&mut self, request: RequestId, leg: RequestId, prefill: &str) {
+        self.placed += 1;
+        *self.by_prefill.entry(prefill.to_owned()).or_default() += 1;
+        self.open.insert(request, (leg, None));
+        self.legs.insert(leg, request);
+    }
+
+    /// A prompt was computed, if this is a leg.
+    fn begun(&mut self, leg: RequestId, at: Nanos) {
+        if let Some(open) = self.legs.get(&leg).and_then(|request| self.open.get_mut(request)) {
+            open.1.get_or_insert(at);
+        }
+    }
+
+    fn first_token(&mut self, request: RequestId, at: Nanos) {
+        if let Some((_, Some(computed))) = self.open.get(&request) {
+            self.transfer_s.push((at - *computed).as_secs_f64());
+        }
+    }
+
+    fn finished(&mut self, request: RequestId) {
+        if let Some((leg, _)) = self.open.remove(&request) {
+            self.legs.remove(&leg);
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "placements": self.placed, "transfers_failed": self.failed, "by_prefill": self.by_prefill,
+            "transfer_p50_s": quantile(&self.transfer_s, 0.5), "transfer_p99_s": quantile(&self.transfer_s, 0.99),
+        })
+    }
+
+    /// One line; none if no request was split.
+    fn text(&self, placements: u64) -> Option<String> {
+        let Self { placed, failed, .. } = self;
+        let share = 100.0 * *placed as f64 / placements.max(1) as f64;
+        let took = quantile(&self.transfer_s, 0.5).zip(quantile(&self.transfer_s, 0.99));
+        let took = took.map(|(p50, p99)| format!("; transfer and a step: p50 {p50:.3} s, p99 {p99:.3}"));
+        (*placed > 0).then(|| {
+            format!(
+                "{placed} placements ({share:.1} %) were split{}; {failed} transfers failed\n",
+                took.unwrap_or_default()
+            )
+        })
+    }
 }
 
 // === impl Summary ===
@@ -121,8 +237,7 @@ impl Summary {
 
     /// A quantile of the times to first token, in seconds.
     pub(super) fn ttft_s(&self, share: f64) -> Option<f64> {
-        let last = self.ttft_s.len().checked_sub(1)?;
-        Some(self.ttft_s[(share * last as f64).round() as usize])
+        quantile(&self.ttft_s, share)
     }
 
     /// Their mean.
@@ -143,6 +258,7 @@ impl Summary {
             "refused": self.tally.refused, "by_reason": self.by_reason, "by_endpoint": self.by_endpoint,
             "ttft_mean_s": self.ttft_mean_s(), "ttft_p50_s": self.ttft_s(0.5), "ttft_p90_s": self.ttft_s(0.9),
             "ttft_p99_s": self.ttft_s(0.99), "cached_share": self.cached_share(),
+            "splits": self.splits.json(),
             "replay": tally(&self.tally, &self.damage),
         })
     }
@@ -167,11 +283,18 @@ impl Summary {
         if let Some(share) = self.cached_share() {
             _ = writeln!(out, "prompt tokens from caches, as reported by engines: {:.1} %", 100.0 * share);
         }
+        out += &self.splits.text(placed).unwrap_or_default();
         for (title, counts) in [
             ("why", self.by_reason.iter().map(|(name, count)| (*name, *count)).collect::<Vec<_>>()),
             ("where", self.by_endpoint.iter().map(|(name, count)| (&**name, *count)).collect()),
+            (
+                "prompts computed elsewhere",
+                self.splits.by_prefill.iter().map(|(name, n)| (&**name, *n)).collect(),
+            ),
         ] {
-            _ = writeln!(out, "{title}:");
+            if !counts.is_empty() {
+                _ = writeln!(out, "{title}:");
+            }
             for (name, count) in counts {
                 let share = 100.0 * count as f64 / placed.max(1) as f64;
                 _ = writeln!(out, "  {count:>9}  {share:>5.1} %  {name}");

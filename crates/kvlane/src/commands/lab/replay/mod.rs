@@ -11,14 +11,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_lab::client::{Target, Tls};
+use kvlane_lab::engine_caches::{self, EngineCache};
 use kvlane_lab::prompt::{Words, WordsError, given};
 use kvlane_lab::replay::{Bounds, models};
 use kvlane_lab::{Api, Prompts, ReplayConfig, replay};
 use kvlane_tokens::{Config as TokensConfig, Source, Tokenizer};
 use kvlane_trace::record;
 use kvlane_trace::trace::Trace;
+use kvlane_wire::engine::PrefixCache;
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
 
@@ -79,6 +83,10 @@ pub(crate) struct ReplayArgs {
     /// A further field of every body, as in `temperature=0`; a value that is not JSON is text. Repeatable.
     #[arg(long, value_name = "NAME=JSON", value_parser = field)]
     field: Vec<(String, Value)>,
+    /// An engine behind the server, as http://host:port: its own prefix cache counters, read from its /metrics before
+    /// and after, are shown. Repeatable.
+    #[arg(long, value_name = "URL")]
+    engine: Vec<String>,
     /// CA certificates for an https server, in PEM [default: the system's].
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -158,7 +166,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
         args.tell(&format!("note: {note}"))?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(async {
+    let engines = args.engines()?;
+    let (report, caches) = runtime.block_on(async {
+        let before = read_caches(&engines).await.context("--engine")?;
         if config.model.is_empty() && !args.keeps_models(&config.prompts) {
             config.model = model(&config).await?;
         }
@@ -170,7 +180,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
         tokio::spawn(stop_when_told(config.stop.clone()));
         let report = replay(config.clone(), |done, _| bar.set_position(done as u64)).await?;
         bar.finish_and_clear();
-        anyhow::Ok(report)
+        let caches = match read_caches(&engines).await {
+            Ok(after) => caches_between(&before, &after),
+            Err(why) => {
+                args.tell(&format!("note: {why}; its prefix cache is not shown"))?;
+                Vec::new()
+            }
+        };
+        anyhow::Ok((report, caches))
     })?;
     if let Some(path) = &args.records {
         let file = std::io::BufWriter::new(File::create(path)?);
@@ -196,7 +213,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
         }
         args.tell(&format!("note: {verdict}"))?;
     }
-    let found = Found::new(&config, &report, args.trace.as_deref().or(args.prompts.as_deref()), why);
+    let sent = args.trace.as_deref().or(args.prompts.as_deref());
+    let found = Found::new(&config, &report, sent, why, caches);
     for error in &report.first_errors {
         args.tell(error)?;
     }
@@ -223,6 +241,23 @@ async fn stop_when_told(stop: Arc<Notify>) {
             std::process::exit(INTERRUPTED);
         }
     }
+}
+
+/// An engine's counters, by its address.
+type Caches = Vec<(String, Vec<(u32, PrefixCache)>)>;
+
+async fn read_caches(engines: &[(String, Target)]) -> Result<Caches> {
+    let mut caches = Vec::new();
+    for (engine, target) in engines {
+        let counters = engine_caches::read(engine, target).await.map_err(anyhow::Error::msg)?;
+        caches.push((engine.clone(), counters));
+    }
+    Ok(caches)
+}
+
+fn caches_between(before: &Caches, after: &Caches) -> Vec<EngineCache> {
+    let pairs = before.iter().zip(after);
+    pairs.flat_map(|((engine, was), (_, is))| engine_caches::between(engine, was, is)).collect()
 }
 
 /// The model that the server has.
@@ -290,13 +325,7 @@ impl ReplayArgs {
             Prompts::Words(_) => Lengths::Exact,
             Prompts::Given(_) => Lengths::Max,
         });
-        let tls = match self.url.starts_with("https:") {
-            true => {
-                let tls = kvlane_http::tls::client(self.ca.as_deref());
-                Some(tls.map_err(|error| anyhow::anyhow!("--ca: {}", error.problem))?)
-            }
-            false => None,
-        };
+        let tls = self.tls(&self.url)?;
         Ok(ReplayConfig {
             base_url: self.url.clone(),
             model: self.model.clone().unwrap_or_default(),
@@ -317,6 +346,24 @@ impl ReplayArgs {
             tls,
             stop: Arc::default(),
         })
+    }
+
+    /// CAs for an https server.
+    fn tls(&self, url: &str) -> Result<Option<Tls>> {
+        if !url.starts_with("https:") {
+            return Ok(None);
+        }
+        let tls = kvlane_http::tls::client(self.ca.as_deref());
+        Ok(Some(tls.map_err(|error| anyhow::anyhow!("--ca: {}", error.problem))?))
+    }
+
+    /// The engines whose caches are shown.
+    fn engines(&self) -> Result<Vec<(String, Target)>> {
+        let target = |url: &String| {
+            let target = Target::new(url, self.tls(url)?, HeaderMap::new());
+            Ok((url.clone(), target.map_err(|why| anyhow::anyhow!("--engine {url}: {why}"))?))
+        };
+        self.engine.iter().map(target).collect()
     }
 
     /// Whether every prompt names its model.

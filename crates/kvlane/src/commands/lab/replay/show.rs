@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
+use kvlane_lab::engine_caches::EngineCache;
 use kvlane_lab::replay::stages::{StageTimes, stages};
 use kvlane_lab::replay::{Client, ReplayConfig, ReplayReport};
 use kvlane_lab::report::{Page, Part, Report, Run, Section, Table, number, percent};
@@ -40,6 +41,8 @@ pub(super) struct Found {
     /// Failed requests by class and status.
     errors: BTreeMap<String, u64>,
     stages: Vec<StageTimes>,
+    /// The prefix caches of the engines that were named.
+    engine_caches: Vec<EngineCache>,
     client: Client,
     /// Reasons why the client was the bottleneck, if it was.
     bottleneck: Vec<String>,
@@ -54,6 +57,7 @@ impl Found {
         report: &ReplayReport,
         sent: Option<&Path>,
         bottleneck: Vec<String>,
+        engine_caches: Vec<EngineCache>,
     ) -> Self {
         let records = &report.records;
         let mut errors = BTreeMap::new();
@@ -86,6 +90,7 @@ impl Found {
             cached_share_max: (all > 0).then(|| reusable as f64 / all as f64),
             errors,
             stages: stages(records),
+            engine_caches,
             client: report.client.clone(),
             bottleneck,
             first_errors: report.first_errors.clone(),
@@ -164,6 +169,14 @@ impl Found {
             }
             (None, _) => text.push_str(" The server reported no cached tokens."),
         }
+        let split: u64 = self.summary.per_prefill_endpoint.values().sum();
+        if split > 0 {
+            text.push_str(&format!(
+                " {} requests ({}) were split between two endpoints.",
+                number(split as f64),
+                percent(split as f64 / (requests - errors).max(1) as f64)
+            ));
+        }
         text
     }
 
@@ -175,7 +188,7 @@ impl Found {
                 .chain(cells.unwrap_or_else(|| ["-"; 5].map(str::to_owned)))
                 .collect()
         };
-        let Summary { ttft_s, tpot_s, e2e_s, per_endpoint, .. } = &self.summary;
+        let Summary { ttft_s, tpot_s, e2e_s, per_endpoint, per_prefill_endpoint, .. } = &self.summary;
         let latencies: Vec<Vec<String>> = vec![
             row("to the first token (TTFT)", *ttft_s),
             row("between tokens (ITL)", self.itl_s),
@@ -205,6 +218,22 @@ impl Found {
         };
         if !per_endpoint.is_empty() {
             tables.push(("Answered by endpoint", counts("endpoint", per_endpoint)));
+        }
+        if !per_prefill_endpoint.is_empty() {
+            tables.push(("Prompts computed for another endpoint", counts("endpoint", per_prefill_endpoint)));
+        }
+        if !self.engine_caches.is_empty() {
+            let rows = self.engine_caches.iter().map(|cache| {
+                vec![
+                    format!("{} rank {}", cache.engine, cache.rank),
+                    number(cache.queried_tokens as f64),
+                    percent(cache.hit_share),
+                    percent(cache.external_hit_share),
+                ]
+            });
+            let columns =
+                ["engine", "prompt tokens", "own cache (APC)", "fetched"].map(str::to_owned).to_vec();
+            tables.push(("Prefix caches by the engines' counters", Table { columns, rows: rows.collect() }));
         }
         if !self.errors.is_empty() {
             tables.push(("Failed", counts("error", &self.errors)));
