@@ -8,7 +8,7 @@ use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::{Config, LimitSpec, WorkerSpec};
 use kvlane_gateway::testing::{
     CachingEngine, Call, FakeEngine, FeedEndpoint, TestGateway, Told, batch, caching_config, chat,
-    chat_stream, event, eventually, in_turn,
+    chat_stream, event, eventually, in_turn, next_call,
 };
 use kvlane_wire::disaggregation::Connector;
 use serde_json::{Value, json};
@@ -682,9 +682,9 @@ async fn engines_with_mooncake_share_no_request_unless_their_roles_are_known() {
     config.disaggregation.connector = Some(Connector::Mooncake);
     config.disaggregation.split_tokens_min = Some(1);
     let gateway = TestGateway::start(config, &[&one, &two]).await;
-    for engine in [&one, &two] {
+    for _ in 0..4 {
         let mut client = gateway.begin(chat("m", "hi")).await;
-        let call = engine.call().await;
+        let (_, call) = next_call(&[&one, &two]).await;
         assert_eq!(read(&call).get("kv_transfer_params"), None);
         call.answer(200, "{}").await;
         assert_eq!(client.reply().await.status, 200);
