@@ -218,7 +218,7 @@ impl Controller {
                 worker = %worker.url,
                 role = role.name(),
                 "workers with this role are probed and shown, but get no requests: a prefill worker needs \
-                 disaggregation.connector (--kv-connector), and encoders are not used"
+                 disaggregation.connector (--kv-connector), an encode worker the connector llm-d"
             );
         }
     }

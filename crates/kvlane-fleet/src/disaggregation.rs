@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvlane_core::config::{ConfigError, TIME, wrong};
+use kvlane_core::config::TIME;
 use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::section;
@@ -37,24 +37,6 @@ const NETWORK: u16 = 0;
 // === impl Disaggregation ===
 
 impl Disaggregation {
-    /// Checks what bounds cannot.
-    ///
-    /// # Errors
-    /// If the gateway does not serve this connector.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let serves = |connector: &Connector| {
-            !matches!(connector, Connector::NixlPush | Connector::Mooncake | Connector::LlmdSidecar)
-        };
-        let Some(connector) = self.connector.filter(|connector| !serves(connector)) else { return Ok(()) };
-        let served = Connector::ALL.into_iter().filter(serves).map(Connector::name);
-        let problem = format!(
-            "'{}' is not served yet: use one of {}",
-            connector.name(),
-            served.collect::<Vec<_>>().join(", ")
-        );
-        wrong("disaggregation.connector", problem)
-    }
-
     /// The part of a worker's endpoints.
     pub fn part_of(&self, worker: &Worker) -> Part {
         let role = worker.spec.role;
@@ -62,15 +44,19 @@ impl Disaggregation {
             Some(connector) => Part {
                 role,
                 // An engine that is either one or the other says which.
-                network: (role != Role::Both || connector.is_elastic()).then_some(NETWORK),
+                network: (role != Role::Both || connector.takes_either_leg()).then_some(NETWORK),
                 serves_alone: role == Role::Both || connector.is_elastic(),
             },
             None => Part { role, ..Part::default() },
         }
     }
 
-    /// Whether requests are sent to workers with this role.
+    /// Whether workers with this role are used.
     pub fn uses(&self, role: Role) -> bool {
-        role.serves_requests() || role == Role::Prefill && self.connector.is_some()
+        match role {
+            Role::Both | Role::Decode => true,
+            Role::Prefill => self.connector.is_some(),
+            Role::Encode => self.connector == Some(Connector::LlmdSidecar),
+        }
     }
 }

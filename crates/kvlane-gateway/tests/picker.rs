@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use kvlane_core::disaggregation::Role;
+use kvlane_gateway::config::WorkerSpec;
 use kvlane_gateway::testing::{
     Context, DataPlane, FakeEngine, Hint, Outcome, Reaction, TestGateway, chat, config, eventually,
     full_duplex, in_turn,
 };
+use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::ext_proc::BodyMode;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -428,4 +431,46 @@ async fn a_request_that_passes_by_is_charged_for_an_answer_of_the_usual_length()
     assert_eq!(plane.pick(CHAT, &headers, &chat("m", "hi")).await.status(), Some(429));
     plane.close().await;
     picker.end().await;
+}
+
+/// Invariant: A pick for llm-d's sidecar names the decode worker as destination and the prefill worker in a header, whatever
+/// the client sends in it.
+#[tokio::test]
+async fn a_pick_for_a_sidecar_names_the_prefill_and_the_encode_worker_in_headers() {
+    let [prefill, decode, encode] = engines().await;
+    for connector in [Connector::LlmdSidecar, Connector::Nixl] {
+        let mut config = in_turn();
+        config.disaggregation.connector = Some(connector);
+        let spec = |engine: &FakeEngine, role| WorkerSpec { role, ..WorkerSpec::new(engine.url()) };
+        config.workers = vec![spec(&prefill, Role::Prefill), spec(&decode, Role::Decode)];
+        if connector == Connector::LlmdSidecar {
+            config.workers.push(spec(&encode, Role::Encode));
+        }
+        let picker = TestGateway::picker(config, &[]).await;
+        let plane = picker.data_plane().await;
+        let body =
+            chat("m", "hi").replace("\"hi\"", r#"[{"type":"image_url","image_url":{"url":"data:,"}}]"#);
+        let headers = [("x-prefiller-host-port", "6.6.6.6:6"), ("x-encoder-hosts-ports", "6.6.6.6:6")];
+        let outcome = plane.pick(CHAT, &headers, &body).await;
+        assert_eq!(outcome.addresses(), [authority(&decode)], "the others are for their stage");
+        let named = headers.map(|(name, _)| outcome.header(name).map(str::to_owned));
+        if connector == Connector::LlmdSidecar {
+            assert_eq!(named, [Some(authority(&prefill)), Some(authority(&encode))]);
+            assert!(!headers.iter().any(|(name, _)| outcome.changes.remove.iter().any(|one| one == name)));
+            // The end of the prefill is estimated as that of the answer is.
+            let in_flight = |engine: &FakeEngine| {
+                picker.pool("m").router.read(|scheduler| {
+                    let own = |one: &&kvlane_core::endpoint::Endpoint| *one.name == *engine.url();
+                    scheduler.pool().endpoints().find(own).expect("an endpoint").load.in_flight.requests
+                })
+            };
+            eventually("the prompt is computed", || (in_flight(&prefill), in_flight(&decode)) == (0, 1))
+                .await;
+        } else {
+            assert_eq!(named, [None, None], "it has no sidecar");
+            assert!(headers.iter().all(|(name, _)| outcome.changes.remove.iter().any(|one| one == name)));
+        }
+        plane.close().await;
+        picker.shut_down().await;
+    }
 }

@@ -1,8 +1,11 @@
 //! The endpoint picker where answers pass through it: tokens are counted, and load follows the endpoint that serves.
 
+use kvlane_core::disaggregation::Role;
+use kvlane_gateway::config::WorkerSpec;
 use kvlane_gateway::testing::{
     Context, DataPlane, FakeEngine, GrpcCall, Reaction, TestGateway, chat_stream, config, event, in_turn,
 };
+use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::ext_proc::BodyMode;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -170,5 +173,47 @@ async fn where_answers_are_not_sent_their_ends_are_estimated() {
     assert_eq!(in_flight(), 2);
     plane.close().await;
     picker.ledger_is_zero().await;
+    picker.end().await;
+}
+
+#[tokio::test]
+async fn an_error_of_a_sidecar_is_blamed_on_no_engine_and_its_first_token_ends_the_prefill() {
+    let [prefill, decode] = [FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let mut config = in_turn();
+    config.epp.observe_responses = true;
+    config.breaker.failure_threshold = 1;
+    config.disaggregation.connector = Some(Connector::LlmdSidecar);
+    let spec = |engine: &FakeEngine, role| WorkerSpec { role, ..WorkerSpec::new(engine.url()) };
+    config.workers = vec![spec(&prefill, Role::Prefill), spec(&decode, Role::Decode)];
+    let picker = TestGateway::picker(config, &[]).await;
+    let plane = picker.data_plane().await;
+    let loads = || {
+        let read = |scheduler: &kvlane_core::scheduler::Scheduler| {
+            scheduler.pool().endpoints().map(|one| one.load.in_flight.requests).sum::<u32>()
+        };
+        picker.pool("m").router.read(read)
+    };
+    let statuses = ["403", "429", "500", "502", "503"];
+    for status in statuses {
+        let (mut call, addresses) = begin(&plane).await;
+        assert_eq!(loads(), 2, "both are reserved");
+        call.response_head(&[(":status", status)], Some(&addresses[0]));
+        assert!(matches!(call.reaction().await, Some(Reaction::Part(2, _))));
+        piece(&mut call, "", true).await;
+        call.half_close();
+        assert_eq!(call.status().await, "0");
+        picker.ledger_is_zero().await;
+    }
+    let failed = format!(r#"kvlane_worker_failures_total{{worker="{}",kind="transfer"}}"#, decode.url());
+    assert_eq!(picker.metric(&failed).await, Some(statuses.len() as f64));
+    let (mut call, addresses) = begin(&plane).await;
+    call.response_head(&EVENTS, Some(&addresses[0]));
+    assert!(matches!(call.reaction().await, Some(Reaction::Part(2, _))));
+    piece(&mut call, &event("a"), false).await;
+    assert_eq!(loads(), 1, "the prompt is computed");
+    piece(&mut call, "data: [DONE]\n\n", true).await;
+    call.half_close();
+    assert_eq!(call.status().await, "0");
+    plane.close().await;
     picker.end().await;
 }

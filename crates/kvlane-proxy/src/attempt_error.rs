@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use kvlane_http::connections::UpstreamError;
 
 use kvlane_fleet::metrics::FailureKind;
@@ -33,6 +34,16 @@ pub enum TransferError {
     /// The prefill answer does not say where the blocks are.
     #[error(transparent)]
     NothingToFetch(NoParams),
+    /// The prefill worker's bootstrap server does not tell its engine's id.
+    #[error(
+        "the prefill worker's engine id is unknown: {0}; set the worker's bootstrap_port to that of its engine"
+    )]
+    Bootstrap(String),
+    /// The decode worker's sidecar, or an engine behind it, reports an error.
+    #[error(
+        "the decode worker's sidecar answered {0}: it may not reach the prefill or encode worker, or not be allowed to"
+    )]
+    Sidecar(StatusCode),
     /// No token arrived in time.
     #[error("no token arrived within {0:?} of the prefill (disaggregation.transfer_timeout)")]
     Late(Duration),

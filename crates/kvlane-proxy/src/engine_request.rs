@@ -13,8 +13,19 @@ use crate::traces::{TRACEPARENT, TRACESTATE};
 
 /// Names the data-parallel rank that is to serve a request, for engines with several.
 pub(super) const RANK: &str = "x-data-parallel-rank";
-/// The head of the request to the worker.
-pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
+
+/// A header field of the gateway's own in a request to an engine.
+pub(super) type Field = (&'static str, String);
+
+/// The head of the request to the worker, with these fields instead of others of their names.
+pub(super) fn request_head(
+    parts: &Parts,
+    lease: &Lease,
+    body_len: usize,
+    account: &Account,
+    fields: &[Field],
+) -> Vec<u8> {
+    let is_set = |name: &str| fields.iter().any(|(field, _)| *field == name);
     let address = &lease.worker.upstream.address;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut head = Vec::with_capacity(1024);
@@ -26,7 +37,13 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
         path.as_bytes(),
         b" HTTP/1.1\r\nhost: ",
     ]);
-    put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    put(&[address.authority.as_bytes(), b"\r\n"]);
+    if !is_set(REQUEST_ID.as_str()) {
+        put(&[b"x-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    }
+    for (name, value) in fields {
+        put(&[name.as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+    }
     let trace = account.timeline.trace();
     if let Some(trace) = trace {
         let context = trace.outgoing(lease.attempt().map(Attempt::id)).to_string();
@@ -43,6 +60,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             || name == header::EXPECT
             || name == REQUEST_ID
             || (strips && is_credential(name))
+            || is_set(name.as_str())
             || (name == RANK && lease.endpoint.number.is_some())
             || (name == TRACEPARENT && trace.is_some())
             || (name == TRACESTATE && trace.is_some_and(|trace| !trace.has_caller()));
@@ -56,7 +74,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
         }
     }
-    if let Some(rank) = lease.endpoint.number {
+    if let Some(rank) = lease.endpoint.number.filter(|_| !is_set(RANK)) {
         put(&[RANK.as_bytes(), b": ", rank.to_string().as_bytes(), b"\r\n"]);
     }
     if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {

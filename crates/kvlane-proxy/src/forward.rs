@@ -33,7 +33,7 @@ use crate::relay::{Limits, Relay};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
-use crate::split;
+use crate::{sidecar, split};
 
 /// The API or path that a client requests.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,9 @@ async fn serve(
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(proxy, &routed, excluded_for(&routed, parts), deadlines);
     attempts.take_turn().await?;
-    let sending = Sending { upstreams, parts, body: &body, account };
+    let encoders = sidecar::encoders(proxy, &routed.served.pool, wanted.api(), &body);
+    // Tried again, it encodes by itself.
+    let mut encoders = encoders.as_slice();
     let turned_down = |mut answer: Answer, lease: &Lease| {
         mark(&mut answer.headers, lease);
         relay(answer, None, account, limits, None)
@@ -114,8 +116,12 @@ async fn serve(
                 return attempts.said().unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
             }
         };
+        let sending = Sending { upstreams, parts, body: &body, account, fields: encoders };
         let (lease, outcome) = match split_of(&mut lease, wanted) {
             Some((leg, how)) => Box::pin(split::answer(attempts.patience(), lease, leg, &sending, how)).await,
+            None if !encoders.is_empty() => {
+                Box::pin(sidecar::answer(attempts.patience(), lease, None, &sending)).await
+            }
             None => hedge::answer(&mut attempts, lease, &sending, turned_down).await,
         };
         match outcome {
@@ -123,7 +129,7 @@ async fn serve(
                 if answer.status.is_success() {
                     attempts.succeeded();
                 }
-                let waited_for = if lease.is_split() { Stage::Transfer } else { Stage::Engine };
+                let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(proxy, account, wanted.api(), &body, &answer);
@@ -144,6 +150,7 @@ async fn serve(
             outcome => {
                 account.timeline.failed();
                 attempts.failed(lease, outcome, turned_down);
+                encoders = &[];
             }
         }
         if !Box::pin(attempts.go_on(upstreams)).await {

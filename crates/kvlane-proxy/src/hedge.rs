@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
-use crate::engine_request::request_head;
+use crate::engine_request::{Field, request_head};
 use crate::lease::Lease;
 
 /// Most requests to the scheduler for a second endpoint.
@@ -30,6 +30,8 @@ pub(super) struct Sending<'a> {
     pub(super) parts: &'a Parts,
     pub(super) body: &'a Bytes,
     pub(super) account: &'a Account,
+    /// Header fields of its own, instead of others of their names.
+    pub(super) fields: &'a [Field],
 }
 
 /// The outcome of two copies.
@@ -45,7 +47,7 @@ struct Race {
 
 impl Sending<'_> {
     pub(super) async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
-        let head = request_head(self.parts, lease, self.body.len(), self.account);
+        let head = request_head(self.parts, lease, self.body.len(), self.account, self.fields);
         self.upstreams
             .send(&lease.worker.upstream, &self.parts.method, &head, self.body, || lease.sent())
             .await

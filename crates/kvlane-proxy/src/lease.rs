@@ -153,6 +153,11 @@ impl Lease {
         self.placement.prefill.is_some()
     }
 
+    /// Whether its answer waits for blocks from another worker; unknown where a sidecar sends the prefill leg.
+    pub(crate) fn awaits_blocks(&self) -> bool {
+        self.leg.as_ref().is_some_and(|leg| leg.prefilled.is_some() || !leg.passes_by)
+    }
+
     /// The name of the endpoint that computes its prompt, if that is another.
     pub(crate) fn prefill_endpoint(&self) -> Option<Arc<str>> {
         let leg = self.placement.prefill?;
@@ -200,9 +205,11 @@ impl Lease {
         self.pass_by();
     }
 
-    /// The blocks of a split request have arrived. Returns when its prompt had been computed, if that was seen.
+    /// The blocks of a split request have arrived. Returns when its prompt had been computed, if that was seen. A sidecar
+    /// does not say whether it fetched any.
     fn receive(&mut self) -> Option<Nanos> {
-        let leg = self.leg.take()?;
+        let is_known = self.awaits_blocks();
+        let leg = self.leg.take().filter(|_| is_known)?;
         let tokens = self.prompt_tokens.saturating_sub(self.placement.overlap_tokens);
         self.pool.metrics.transferred_tokens.inc_by(tokens.into());
         if let Some(attempt) = &mut self.attempt {

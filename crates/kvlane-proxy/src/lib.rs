@@ -27,6 +27,7 @@ pub mod guard;
 mod h1;
 mod head;
 mod hedge;
+mod kv_source;
 pub mod lease;
 pub mod limits;
 pub mod listener;
@@ -47,6 +48,7 @@ mod routed;
 pub mod salt;
 pub mod service;
 pub mod settings;
+mod sidecar;
 mod socket;
 mod split;
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! The headers that say where a request was placed and why. Only the gateway sets them.
+//! The headers that say where a request was placed and why, and those that tell llm-d's sidecars where to send it. Only
+//! the gateway sets them.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use kvlane_core::decision::Placement;
+use kvlane_wire::disaggregation::SIDECAR_HEADERS;
 
 use crate::lease::Lease;
 
@@ -18,7 +20,9 @@ const REASON: HeaderName = HeaderName::from_static("x-router-reason");
 
 /// Whether a header may be set by the gateway only, not by a client or an engine.
 pub(super) fn is_ours(name: &HeaderName) -> bool {
-    ["x-router-", "x-kvlane-"].into_iter().any(|start| name.as_str().starts_with(start))
+    let name = name.as_str();
+    ["x-router-", "x-kvlane-"].into_iter().any(|start| name.starts_with(start))
+        || SIDECAR_HEADERS.contains(&name)
 }
 
 /// Removes the headers that only the gateway may set.

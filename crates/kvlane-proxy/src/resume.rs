@@ -167,7 +167,7 @@ impl Asked {
         loop {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(written);
-            let head = request_head(&parts, &lease, body.len(), &self.account);
+            let head = request_head(&parts, &lease, body.len(), &self.account, &[]);
             let sent = upstreams.send(&lease.worker.upstream, &parts.method, &head, body, || lease.sent());
             match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => {

@@ -13,19 +13,19 @@ use bytes::{Bytes, BytesMut};
 use kvlane_fleet::worker::Worker;
 use kvlane_http::connections::UpstreamError;
 use kvlane_wire::api::Api;
-use kvlane_wire::disaggregation::{Connector, Legs, Source, Split, transfer_params};
+use kvlane_wire::disaggregation::{Connector, Legs, NoParams, REQUEST_ID_HEADER, Split};
 use kvlane_wire::server_timing::Stage;
 use kvlane_wire::sse::usage_in_json;
 use tokio::time::{Instant, sleep_until};
 
 use crate::attempt::{Outcome, Patience};
 use crate::attempt_error::{AttemptError, TransferError};
+use crate::engine_request::RANK;
 use crate::hedge::Sending;
 use crate::lease::Lease;
 use crate::traces::made_span;
+use crate::{kv_source, sidecar};
 
-/// Port of an engine's bootstrap server if its worker has none: the default of SGLang and of vLLM's Mooncake connector.
-const BOOTSTRAP_PORT: u16 = 8998;
 /// Longest answer of a prefill leg: it names each KV block of the prompt.
 const PREFILL_ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -38,30 +38,52 @@ pub(super) async fn answer(
     sending: &Sending<'_>,
     (api, connector): (Api, Connector),
 ) -> (Lease, Outcome) {
-    let prefill = Arc::clone(&leg.worker);
-    let request_id = sending.account.request_id.to_str().unwrap_or_default();
-    let split = Split { connector, api, request_id, room: made_span().0, source: source_of(&prefill) };
+    // A client that leaves from here on is charged.
+    lease.sent();
+    if connector.legs() == Legs::Decode {
+        return sidecar::answer(patience, lease, Some(leg), sending).await;
+    }
+    let (prefill, room) = (Arc::clone(&leg.worker), made_span().0);
+    let found = match kv_source::find(&leg, connector, room).await {
+        Ok(found) => found,
+        Err(why) => return (lease, no_transfer(why)),
+    };
+    let mut request_id = sending.account.request_id.to_str().unwrap_or_default().to_owned();
+    let mut fields = sending.fields.to_vec();
+    if connector == Connector::NixlPush {
+        // The engines find one another by it, so two requests to which their client gave the same id must differ.
+        request_id += &format!("-{room:016x}");
+        fields.push((REQUEST_ID_HEADER, request_id.clone()));
+    }
+    let mut first_fields = fields.clone();
+    first_fields.extend(found.as_ref().and_then(|found| found.rank).map(|rank| (RANK, rank.to_string())));
+    let at_once = found.is_some() && connector.legs() == Legs::AtOnce;
+    let source = found.map(|found| found.source).unwrap_or_default();
+    let split = Split { connector, api, request_id: &request_id, room, source };
     let asked = match split.prefill_body(sending.body) {
         Ok(body) => body,
         Err(_) => return (lease, no_transfer(TransferError::Body)),
     };
-    // A client that leaves from here on is charged.
-    lease.sent();
     sending.account.timeline.enter(Stage::Prefill);
-    let first = Sending { body: &asked, ..*sending };
-    match connector.legs() {
-        Legs::InTurn => in_turn(patience, lease, leg, sending, &first, &split).await,
-        Legs::AtOnce | Legs::Decode => at_once(patience, lease, leg, sending, &first, &split).await,
+    let first = Sending { body: &asked, fields: &first_fields, ..*sending };
+    let second = Sending { fields: &fields, ..*sending };
+    let (lease, outcome) = if at_once {
+        both(patience, lease, leg, (&first, &second), &split).await
+    } else {
+        in_turn(patience, lease, leg, (&first, &second), &split).await
+    };
+    if !is_success(&outcome) {
+        prefill.kv_sources.doubt();
     }
+    (lease, outcome)
 }
 
-/// First the prompt, then the answer.
+/// First the prompt, then the answer. `second` has the client's body.
 async fn in_turn(
     patience: Patience,
-    mut lease: Lease,
-    mut leg: Lease,
-    sending: &Sending<'_>,
-    first: &Sending<'_>,
+    lease: Lease,
+    leg: Lease,
+    (first, second): (&Sending<'_>, &Sending<'_>),
     split: &Split<'_>,
 ) -> (Lease, Outcome) {
     let (outcome, said) = prefill(patience, &leg, first).await;
@@ -69,39 +91,57 @@ async fn in_turn(
         // An error, or the client's own mistake: the other engine would say the same.
         return (failed_leg(&lease, leg, &outcome), outcome);
     }
-    leg.computed(usage_in_json(&said));
-    let params = match split.connector.relays_params() {
-        true => transfer_params(&said).map(Some),
-        false => Ok(None),
-    };
-    let body = match params.map(|params| split.decode_body(sending.body, params)) {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => return (lease, no_transfer(TransferError::Body)),
+    kv_source::learn(&leg, split.connector, &split.source, &said);
+    then_decode(patience, lease, leg, second, split, &said).await
+}
+
+/// The second leg, after the answer to the first.
+async fn then_decode(
+    patience: Patience,
+    mut lease: Lease,
+    mut leg: Lease,
+    second: &Sending<'_>,
+    split: &Split<'_>,
+    said: &[u8],
+) -> (Lease, Outcome) {
+    leg.computed(usage_in_json(said));
+    let body = match split.body_after(second.body, said) {
+        Ok(body) => body,
+        Err(NoParams::Body) => return (lease, no_transfer(TransferError::Body)),
         Err(why) => return (lease, no_transfer(TransferError::NothingToFetch(why))),
     };
-    sending.account.timeline.enter(Stage::Send);
-    let second = Sending { body: &body, ..*sending };
+    second.account.timeline.enter(Stage::Send);
+    let second = Sending { body: &body, ..*second };
     let outcome = in_time(&lease, decode(patience, &lease, &leg.worker, &second)).await;
     // Held until the first token: the prefill engine holds the blocks.
     lease.hold(leg);
     (lease, outcome)
 }
 
+/// How two legs sent at once went on.
+enum Went {
+    /// The second has this outcome.
+    Decoded(Outcome),
+    /// The first failed.
+    Failed(Outcome),
+    /// The first was answered, and the blocks are not where the second looks for them.
+    Elsewhere(Bytes),
+}
+
 /// Both legs at once: the engines find one another.
-async fn at_once(
+async fn both(
     patience: Patience,
     mut lease: Lease,
     mut leg: Lease,
-    sending: &Sending<'_>,
-    first: &Sending<'_>,
+    (first, second): (&Sending<'_>, &Sending<'_>),
     split: &Split<'_>,
 ) -> (Lease, Outcome) {
-    let Ok(body) = split.decode_body(sending.body, None) else {
+    let Ok(body) = split.decode_body(second.body, None) else {
         return (lease, no_transfer(TransferError::Body));
     };
-    let (second, worker) = (Sending { body: &body, ..*sending }, Arc::clone(&leg.worker));
-    let end = {
-        let mut decoded = pin!(decode(patience, &lease, &worker, &second));
+    let (asked, worker) = (Sending { body: &body, ..*second }, Arc::clone(&leg.worker));
+    let went = {
+        let mut decoded = pin!(decode(patience, &lease, &worker, &asked));
         let first = {
             let prefilled = pin!(prefill(patience, &leg, first));
             tokio::select! {
@@ -111,21 +151,27 @@ async fn at_once(
             }
         };
         match first {
-            Err(outcome) => Ok(outcome),
+            Err(outcome) => Went::Decoded(outcome),
             Ok((outcome, said)) if is_success(&outcome) => {
-                leg.computed(usage_in_json(&said));
-                Ok(in_time(&lease, decoded).await)
+                if kv_source::learn(&leg, split.connector, &split.source, &said) {
+                    leg.computed(usage_in_json(&said));
+                    Went::Decoded(in_time(&lease, decoded).await)
+                } else {
+                    Went::Elsewhere(said)
+                }
             }
             // The other engine would wait without end.
-            Ok((failed, _)) => Err(failed),
+            Ok((failed, _)) => Went::Failed(failed),
         }
     };
-    match end {
-        Ok(outcome) => {
+    match went {
+        Went::Decoded(outcome) => {
             lease.hold(leg);
             (lease, outcome)
         }
-        Err(failed) => (failed_leg(&lease, leg, &failed), failed),
+        Went::Failed(failed) => (failed_leg(&lease, leg, &failed), failed),
+        // The engine was started again since, or has several ranks.
+        Went::Elsewhere(said) => then_decode(patience, lease, leg, second, split, &said).await,
     }
 }
 
@@ -140,15 +186,6 @@ fn failed_leg(lease: &Lease, leg: Lease, outcome: &Outcome) -> Lease {
 
 fn is_success(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Answered(answer) if answer.status.is_success())
-}
-
-/// Where the prefill engine is, for connectors that need to be told.
-fn source_of(prefill: &Worker) -> Source<'_> {
-    Source {
-        host: prefill.upstream.address.host.as_str().into(),
-        port: prefill.spec.bootstrap_port.unwrap_or(BOOTSTRAP_PORT),
-        ..Source::default()
-    }
 }
 
 fn no_transfer(error: TransferError) -> Outcome {

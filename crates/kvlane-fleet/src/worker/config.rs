@@ -32,7 +32,7 @@ section! {
         /// Its role where prefill and decode run on different engines: `both`, `prefill`, `decode` or `encode`.
         #[serde(default, skip_serializing_if = "Role::is_both")]
         pub role: Role;
-        /// Its bootstrap port for the transfer of KV blocks (SGLang).
+        /// Its bootstrap port for the transfer of KV blocks (SGLang, Mooncake); 8998 if not set.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub bootstrap_port: Option<u16>;
         /// The directory or file of its model's tokenizer, if it is not where the engine says.

@@ -1,6 +1,7 @@
 //! A worker: one engine as the gateway manages it, with its address, models and state.
 
 pub mod config;
+pub mod kv_sources;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,7 @@ use tokio::sync::Notify;
 use crate::feed::Source;
 use crate::parity::{Compared, Parity};
 use crate::worker::config::{FeedSpec, WorkerSpec};
+use crate::worker::kv_sources::KvSources;
 
 /// Identifies a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,6 +55,8 @@ pub struct Worker {
     pub spec: WorkerSpec,
     /// Who named it.
     pub origin: Origin,
+    /// Where decode engines find its KV blocks.
+    pub kv_sources: KvSources,
     /// Whether its probes find that it is down.
     unfit: AtomicBool,
     found_unfit: Notify,
@@ -148,6 +152,7 @@ impl Worker {
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),
             origin,
+            kv_sources: KvSources::default(),
             unfit: AtomicBool::new(false),
             found_unfit: Notify::new(),
             state: Mutex::default(),

@@ -104,7 +104,6 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
-        self.disaggregation.validate()?;
         if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
             return wrong(
                 "discovery.kubernetes.enabled",

@@ -94,7 +94,7 @@ impl KvTransferConfig {
         self.kv_transfer_faults.check()?;
         let Some(name) = &self.kv_connector else { return Ok(None) };
         match Connector::named(name) {
-            Some(Connector::LlmdSidecar) | None => {
+            Some(Connector::LlmdSidecar | Connector::TensorRtLlm) | None => {
                 let must_be = "nixl, nixl-push, mooncake, sglang, lmcache or shared-storage";
                 Err(("--kv-connector", name.clone(), must_be))
             }

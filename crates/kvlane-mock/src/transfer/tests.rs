@@ -75,7 +75,13 @@ fn content(answer: &Value) -> &Value {
 fn source(engine: &MockEngine) -> Source<'static> {
     let addr = engine.addr();
     let engine_id = format!("mock-{}", addr.port());
-    Source { host: addr.ip().to_string().into(), port: addr.port(), engine_id: engine_id.into(), tp_size: 1 }
+    Source {
+        host: addr.ip().to_string().into(),
+        port: addr.port(),
+        engine_id: engine_id.into(),
+        tp_size: 1,
+        ..Source::default()
+    }
 }
 
 #[tokio::test]

@@ -77,6 +77,15 @@ impl Observer {
     fn judge(&mut self) {
         let Some(lease) = &self.lease else { return };
         match self.status {
+            // Of a sidecar it cannot be told which engine it speaks of.
+            status
+                if lease.is_split()
+                    && (status.is_server_error()
+                        || matches!(status, StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)) =>
+            {
+                lease.transfer_failed();
+                self.lease = None;
+            }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 lease.busy(None);
                 self.lease = None;

@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, Response, header};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::Standing;
 use kvlane_fleet::pool::PoolEndpoint;
+use kvlane_wire::disaggregation::{Connector, PREFILLER_HEADER};
 use tokio::time::Instant;
 
 use super::destination::Subset;
@@ -19,7 +20,7 @@ use crate::auth::is_credential;
 use crate::body::Body;
 use crate::deadlines::Deadlines;
 use crate::endpoint_wait::EndpointWait;
-use crate::engine_request::RANK;
+use crate::engine_request::{Field, RANK};
 use crate::error::ApiError;
 use crate::forward::{excluded_for, rejected};
 use crate::guard::{Purpose, shows_workers};
@@ -29,6 +30,7 @@ use crate::passed::{self, Passing};
 use crate::placement_headers::is_ours;
 use crate::route::route;
 use crate::routed::Routed;
+use crate::sidecar;
 use crate::traces::TRACEPARENT;
 
 /// Headers that name another model than the body does: those of llm-d and of the Gateway API Inference Extension.
@@ -100,8 +102,9 @@ impl Picker {
             Purpose::Operate(_) => passed::route(proxy, Passing::Extra, parts, &body, account, deadline)?,
             Purpose::Own => return self.own(parts, &body).await.map(Verdict::Answer),
         };
-        // The data plane sends one request to one endpoint.
-        let routed = Routed { may_split: false, ..routed };
+        // The data plane sends one request to one endpoint. A sidecar there can have the prompt computed by another.
+        let has_sidecar = proxy.fleet.settings().disaggregation.connector == Some(Connector::LlmdSidecar);
+        let routed = Routed { may_split: routed.may_split && has_sidecar, ..routed };
         let pool = &routed.served.pool;
         account.set_pool(pool);
         pool.metrics.shed.arrived(account.received);
@@ -110,7 +113,7 @@ impl Picker {
         }
         let excluded = self.excluded(&routed, parts, subset)?;
         let lease = proxy.place(&routed, 0, &excluded).await;
-        let lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
+        let mut lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
             return Err(no_endpoint(proxy, routed.served.name().into()));
         };
@@ -121,7 +124,20 @@ impl Picker {
                 addresses.push(address);
             }
         }
-        let (set, remove) = head_changes(parts, &lease, account);
+        let api = if let Purpose::Api(api) = purpose { Some(api) } else { None };
+        let mut fields: Vec<Field> =
+            sidecar::encoders(proxy, &routed.served.pool, api, &body).into_iter().collect();
+        // Without its address, the decode worker computes the prompt.
+        if let Some(mut leg) = lease.take_leg()
+            && let Some(place) = self.names.address(&leg.endpoint).await
+        {
+            fields.push((PREFILLER_HEADER, place));
+            leg.pass_by();
+            lease.hold(leg);
+        }
+        let (mut set, mut remove) = head_changes(parts, &lease, account);
+        remove.retain(|name| !fields.iter().any(|(field, _)| name == *field));
+        set.extend(fields.into_iter().map(|(name, value)| (HeaderName::from_static(name), value.into())));
         Ok(Verdict::Pick(Box::new(Picked {
             lease,
             body: salted.or(rewritten),
@@ -169,8 +185,11 @@ impl Picker {
         if most == 0 {
             return Vec::new();
         }
+        let others = pool.endpoints();
+        let helpers = others.iter().filter(|other| !other.worker.spec.role.serves_requests());
         // Sorted, for it is searched for each endpoint while the scheduler is locked.
-        let mut unwanted: Vec<_> = excluded.iter().copied().chain([lease.endpoint.id]).collect();
+        let mut unwanted: Vec<_> =
+            excluded.iter().copied().chain([lease.endpoint.id]).chain(helpers.map(|one| one.id)).collect();
         unwanted.sort_unstable();
         let others = pool
             .router

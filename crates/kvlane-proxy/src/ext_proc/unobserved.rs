@@ -73,6 +73,10 @@ struct Known {
 impl Unobserved {
     /// Counts a request that has just been placed until its answer should have ended.
     pub(crate) fn count(&self, mut lease: Lease) {
+        // It is over when its prompt should be computed.
+        if let Some(leg) = lease.take_leg() {
+            self.count(leg);
+        }
         let placed = lease.placed;
         let expected_s = lease.expected_end_s().unwrap_or_default();
         lease.pass_by();

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::connector::{Connector, Split};
-use super::params::TransferParams;
-use super::{mooncake, nixl, reserved, sglang};
+use super::params::{NoParams, TransferParams, transfer_params};
+use super::{mooncake, nixl, reserved, sglang, trtllm};
 use crate::api::Api;
 use crate::edit::{Change, edited};
 use crate::openai::{ParseError, utf8};
@@ -13,7 +13,7 @@ use crate::openai::{ParseError, utf8};
 
 impl Split<'_> {
     /// The body of the first leg. With SGLang it is that of the second: its prefill engine stops after the first token
-    /// by itself. Without a first leg ([`Legs::Decode`]) it is the client's body.
+    /// by itself, as TensorRT-LLM's does. Without a first leg ([`Legs::Decode`]) it is the client's body.
     ///
     /// # Errors
     /// If the body is not a JSON object.
@@ -21,6 +21,9 @@ impl Split<'_> {
         let mut added = prefill_member(self);
         if matches!(self.connector, Connector::Sglang | Connector::LlmdSidecar) {
             return edit(body, &added, |_| false);
+        }
+        if self.connector == Connector::TensorRtLlm {
+            return edit(body, trtllm::PREFILL, |key| matches!(key, "stream" | "stream_options"));
         }
         let limit = if self.api == Api::Responses { "max_output_tokens" } else { "max_tokens" };
         let comma = if added.is_empty() { "" } else { "," };
@@ -38,6 +41,21 @@ impl Split<'_> {
                 || is_stored && key == "store"
                 || ends_by_length && mooncake::ends_the_answer(key)
         })
+    }
+
+    /// The body of a second leg that is sent after `answer`, that of the first.
+    ///
+    /// # Errors
+    /// Why the answer, or the body, gives none.
+    pub fn body_after(&self, body: &[u8], answer: &[u8]) -> Result<Bytes, NoParams> {
+        let edited = if self.connector == Connector::TensorRtLlm {
+            let (added, replaced) = trtllm::decode(self.api, answer)?;
+            edit(body, &added, |key| replaced == Some(key))
+        } else {
+            let params = self.connector.relays_params().then(|| transfer_params(answer)).transpose()?;
+            self.decode_body(body, params)
+        };
+        edited.map_err(|_| NoParams::Body)
     }
 
     /// The body of the second leg: the client's, with `params`, the object of the answer to the first leg, or without
@@ -70,7 +88,9 @@ fn prefill_member(split: &Split<'_>) -> String {
         Connector::Nixl | Connector::NixlPush => nixl::PREFILL.into(),
         Connector::Mooncake => mooncake::prefill(split.room),
         Connector::Sglang => sglang::bootstrap(split),
-        Connector::LmCache | Connector::SharedStorage | Connector::LlmdSidecar => String::new(),
+        Connector::LmCache | Connector::SharedStorage | Connector::TensorRtLlm | Connector::LlmdSidecar => {
+            String::new()
+        }
     }
 }
 
@@ -80,9 +100,11 @@ fn decode_member(split: &Split<'_>) -> String {
         Connector::NixlPush => nixl::decode(split),
         Connector::Mooncake => mooncake::decode(split),
         Connector::Sglang => sglang::bootstrap(split),
-        Connector::Nixl | Connector::LmCache | Connector::SharedStorage | Connector::LlmdSidecar => {
-            String::new()
-        }
+        Connector::Nixl
+        | Connector::LmCache
+        | Connector::SharedStorage
+        | Connector::TensorRtLlm
+        | Connector::LlmdSidecar => String::new(),
     }
 }
 

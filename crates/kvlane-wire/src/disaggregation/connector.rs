@@ -8,11 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::api::Api;
 
-/// The header by which llm-d's sidecar, in front of a decode engine, learns the prefill engine: `host:port`.
-pub const PREFILLER_HEADER: &str = "x-prefiller-host-port";
-
-/// The header that must have the same value on both legs: with [`Connector::NixlPush`] the engines find one another by
-/// it.
+/// The header that must have the same value on both legs, and another one for each attempt: with
+/// [`Connector::NixlPush`] the engines find one another by it.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
 
 /// How engines pass the KV blocks of a prompt on.
@@ -30,6 +27,8 @@ pub enum Connector {
     LmCache,
     /// vLLM's `ExampleConnector` (`SharedStorageConnector` in older versions): files that both engines reach.
     SharedStorage,
+    /// TensorRT-LLM, whatever its transfer backend.
+    TensorRtLlm,
     /// llm-d's sidecar in front of the decode engine, which sends the first leg itself.
     LlmdSidecar,
 }
@@ -74,6 +73,10 @@ pub struct Source<'a> {
     pub engine_id: Cow<'a, str>,
     /// NIXL: the engine's tensor-parallel size.
     pub tp_size: u32,
+    /// NIXL: its pipeline-parallel size; 0 if the engine does not say.
+    pub pp_size: u32,
+    /// NIXL: its decode-context-parallel size; 0 if the engine does not say.
+    pub dcp_size: u32,
 }
 
 setting!(Text: Connector);
@@ -98,13 +101,14 @@ impl<'de> Deserialize<'de> for Connector {
 
 impl Connector {
     /// Every connector, in the order of the enum.
-    pub const ALL: [Connector; 7] = [
+    pub const ALL: [Connector; 8] = [
         Connector::Nixl,
         Connector::NixlPush,
         Connector::Mooncake,
         Connector::Sglang,
         Connector::LmCache,
         Connector::SharedStorage,
+        Connector::TensorRtLlm,
         Connector::LlmdSidecar,
     ];
 
@@ -117,6 +121,7 @@ impl Connector {
             Self::Sglang => "sglang",
             Self::LmCache => "lmcache",
             Self::SharedStorage => "shared-storage",
+            Self::TensorRtLlm => "tensorrt-llm",
             Self::LlmdSidecar => "llm-d",
         }
     }
@@ -133,39 +138,33 @@ impl Connector {
         })
     }
 
-    /// Whether an engine with it can also serve requests alone, and take either leg. SGLang's engines are started for one
-    /// of them.
+    /// Whether an engine that is not started for one leg takes either. SGLang's always are; vLLM with Mooncake ends if it
+    /// gets the leg that is not its own.
+    pub const fn takes_either_leg(self) -> bool {
+        !matches!(self, Self::Sglang | Self::Mooncake)
+    }
+
+    /// Whether an engine that is started for one leg can also serve requests alone.
     pub const fn is_elastic(self) -> bool {
         !matches!(self, Self::Sglang)
     }
 
-    /// When its legs are sent.
+    /// When its legs are sent, if what the second must say of the first is known.
     pub const fn legs(self) -> Legs {
         match self {
-            Self::Nixl | Self::LmCache | Self::SharedStorage => Legs::InTurn,
+            Self::Nixl | Self::LmCache | Self::SharedStorage | Self::TensorRtLlm => Legs::InTurn,
             Self::NixlPush | Self::Mooncake | Self::Sglang => Legs::AtOnce,
             Self::LlmdSidecar => Legs::Decode,
         }
     }
 
-    /// Whether both legs are sent at once.
-    pub const fn is_parallel(self) -> bool {
+    /// Whether both legs may be sent at once.
+    pub(super) const fn is_parallel(self) -> bool {
         matches!(self.legs(), Legs::AtOnce)
     }
 
-    /// Whether the answer to a first leg has an object that the second leg must relay.
+    /// Whether the answer to a first leg has `kv_transfer_params`, which a second leg in turn must relay.
     pub const fn relays_params(self) -> bool {
-        matches!(self, Self::Nixl)
-    }
-
-    /// Seconds for which a prefill engine keeps the blocks of a first leg without news of the second. A second leg that
-    /// arrives later reads whatever is in those blocks then, and its answer is wrong without an error.
-    pub const fn lease_s(self) -> Option<u32> {
-        match self {
-            // `kv_lease_duration` of `kv_connector_extra_config`: vLLM 0.32's default. The decode engine renews the
-            // lease once it has the request.
-            Self::Nixl | Self::NixlPush => Some(30),
-            _ => None,
-        }
+        matches!(self, Self::Nixl | Self::NixlPush)
     }
 }

@@ -37,8 +37,13 @@ pub(super) fn decode(split: &Split<'_>) -> String {
          \"transfer_id\":\"xfer-{:016x}\",\"remote_engine_id\":{},\"remote_bootstrap_addr\":{}}}",
         split.room,
         quoted(&source.engine_id),
-        quoted(&format!("http://{}:{}", source.host, source.port)),
+        quoted(&bootstrap_url(&source.host, source.port)),
     )
+}
+
+/// The URL of a bootstrap server.
+pub fn bootstrap_url(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") }
 }
 
 /// Engine ids by data-parallel rank, from a bootstrap server's answer:
@@ -63,6 +68,9 @@ pub fn engine_ids(answer: &[u8]) -> Result<Vec<(u32, String)>, String> {
             return Err(format!("a Mooncake bootstrap server has no `engine_id` for rank {rank:?}"));
         };
         ids.push((rank, id.to_owned()));
+    }
+    if ids.is_empty() {
+        return Err("a Mooncake bootstrap server has no engine: is its prefill engine still starting?".into());
     }
     ids.sort_by_key(|(rank, _)| *rank);
     Ok(ids)

@@ -17,13 +17,20 @@ pub(super) fn decode(split: &Split<'_>) -> String {
         Api::Responses => format!("resp_{}", split.request_id),
         _ => format!("chatcmpl-{}", split.request_id),
     };
+    let mut sizes = String::new();
+    for (name, size) in [("pp_size", source.pp_size), ("dcp_size", source.dcp_size)] {
+        if size > 0 {
+            sizes += &format!(",\"{name}\":{size}");
+        }
+    }
     format!(
         "\"kv_transfer_params\":{{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"remote_engine_id\":{},\
-         \"remote_host\":{},\"remote_port\":{},\"tp_size\":{},\"remote_request_id\":{}}}",
+         \"remote_host\":{},\"remote_port\":{},\"tp_size\":{}{},\"remote_request_id\":{}}}",
         quoted(&source.engine_id),
         quoted(&source.host),
         source.port,
         source.tp_size,
+        sizes,
         quoted(&id),
     )
 }

@@ -29,6 +29,18 @@ pub enum NoParams {
         "`kv_transfer_params` of the answer to a first leg has no `{0}`; serve the request on one engine"
     )]
     Incomplete(&'static str),
+    /// TensorRT-LLM: there is no state for another engine.
+    #[error(
+        "the answer to a first leg has no choice with `disaggregated_params`; start the engine with \
+         cache_transceiver_config, or change the pool's connector"
+    )]
+    NoContext,
+    /// TensorRT-LLM: the first token ended the answer, so nothing is left to decode.
+    #[error("the answer ended with the first leg; serve the request on one engine")]
+    Ended,
+    /// The request's body cannot be changed.
+    #[error("the body of the request is not a JSON object")]
+    Body,
 }
 
 /// Reads `kv_transfer_params` in the whole answer to a first leg.
@@ -37,7 +49,7 @@ pub enum NoParams {
 /// If there is no such object, or if it would kill the engine that gets it: `do_remote_prefill` without
 /// `remote_block_ids` ends vLLM 0.32's scheduler.
 pub fn transfer_params(answer: &[u8]) -> Result<TransferParams<'_>, NoParams> {
-    let text = simdutf8::basic::from_utf8(answer).map_err(|_| NoParams::NotJson)?;
+    let text = text(answer)?;
     let params =
         member(text, "kv_transfer_params").map_err(|_| NoParams::NotJson)?.ok_or(NoParams::Absent)?;
     let params = TransferParams(params);
@@ -52,8 +64,13 @@ pub fn transfer_params(answer: &[u8]) -> Result<TransferParams<'_>, NoParams> {
     Ok(params)
 }
 
+/// The text of an answer.
+pub(super) fn text(answer: &[u8]) -> Result<&str, NoParams> {
+    simdutf8::basic::from_utf8(answer).map_err(|_| NoParams::NotJson)
+}
+
 /// The value of an object's last member of this name, unless it is null.
-fn member<'a>(object: &'a str, name: &str) -> Result<Option<&'a str>, JsonError> {
+pub(super) fn member<'a>(object: &'a str, name: &str) -> Result<Option<&'a str>, JsonError> {
     let mut scanner = Scanner::new(object);
     let mut found = None;
     let mut walk = scanner.object()?;
@@ -90,7 +107,13 @@ impl<'a> TransferParams<'a> {
             port: self.member("remote_port")?.parse().ok()?,
             engine_id: self.string("remote_engine_id")?,
             tp_size: self.member("tp_size")?.parse().ok()?,
+            pp_size: self.size("pp_size"),
+            dcp_size: self.size("dcp_size"),
         })
+    }
+
+    fn size(self, name: &str) -> u32 {
+        self.member(name).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
     fn member(self, name: &str) -> Option<&'a str> {

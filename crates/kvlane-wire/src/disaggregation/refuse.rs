@@ -72,11 +72,15 @@ pub fn may_split(connector: Connector, api: Api, body: &[u8]) -> Result<(), WhyN
 pub fn splits(connector: Connector, api: Api) -> bool {
     match api {
         Api::ChatCompletions | Api::Completions => true,
-        // Mooncake's first leg needs `ignore_eos`, which these have not; SGLang's have no bootstrap members.
-        Api::Responses => !matches!(connector, Connector::Mooncake | Connector::Sglang),
-        Api::Messages => {
-            !matches!(connector, Connector::Mooncake | Connector::Sglang | Connector::LlmdSidecar)
+        // Mooncake's first leg needs `ignore_eos`, which these have not; SGLang's have no bootstrap members,
+        // TensorRT-LLM's no `disaggregated_params`.
+        Api::Responses => {
+            !matches!(connector, Connector::Mooncake | Connector::Sglang | Connector::TensorRtLlm)
         }
+        Api::Messages => matches!(
+            connector,
+            Connector::Nixl | Connector::NixlPush | Connector::LmCache | Connector::SharedStorage
+        ),
         Api::Generate => connector == Connector::Sglang,
         _ => false,
     }
@@ -116,6 +120,7 @@ impl Request {
 
     fn member(&mut self, key: &str, value: &str) -> Result<(), JsonError> {
         let is_sglang = self.connector == Connector::Sglang;
+        let has_one_answer = self.connector.is_parallel() || self.connector == Connector::TensorRtLlm;
         if matches!(value, "null" | "false") {
             return Ok(());
         }
@@ -138,11 +143,9 @@ impl Request {
             "previous_response_id" => self.refuse(WhyNot::Parameter("previous_response_id")),
             "background" => self.refuse(WhyNot::Parameter("background")),
             // Several answers: read by the blocks of one first leg with NIXL; elsewhere each would need a transfer of
-            // its own.
-            "n" if value != "1" && self.connector.is_parallel() => self.refuse(WhyNot::Parameter("n")),
-            "best_of" if value != "1" && self.connector.is_parallel() => {
-                self.refuse(WhyNot::Parameter("best_of"));
-            }
+            // its own, or (TensorRT-LLM) a first token.
+            "n" if value != "1" && has_one_answer => self.refuse(WhyNot::Parameter("n")),
+            "best_of" if value != "1" && has_one_answer => self.refuse(WhyNot::Parameter("best_of")),
             // Of the prompt: computed by the prefill engine, whose answer is not read.
             "return_logprob" if is_sglang => self.refuse(WhyNot::Parameter("return_logprob")),
             "return_hidden_states" if is_sglang => self.refuse(WhyNot::Parameter("return_hidden_states")),

@@ -21,7 +21,13 @@ const ASKS: &str = concat!(
 );
 
 fn split(connector: Connector, api: Api) -> Split<'static> {
-    let source = Source { host: "10.0.0.1".into(), port: 5600, engine_id: "engine-1_dp0".into(), tp_size: 2 };
+    let source = Source {
+        host: "10.0.0.1".into(),
+        port: 5600,
+        engine_id: "engine-1_dp0".into(),
+        tp_size: 2,
+        ..Source::default()
+    };
     Split { connector, api, request_id: "0f138542", room: u64::MAX - 1, source }
 }
 
@@ -134,6 +140,95 @@ fn legs_that_are_sent_at_once_say_where_the_blocks_are() {
 }
 
 #[test]
+fn a_source_is_told_as_the_engine_reads_it() {
+    let answer =
+        format!(r#"{{"kv_transfer_params":{}}}"#, PARAMS.replace("\"pp_size\": 1", "\"pp_size\": 3"));
+    let source = transfer_params(answer.as_bytes()).ok().and_then(TransferParams::source).expect("a source");
+    assert_eq!((source.tp_size, source.pp_size, source.dcp_size), (1, 3, 1));
+    let of = |connector, source| {
+        let body = Split { source, ..split(connector, Api::Completions) }.decode_body(b"{}", None);
+        String::from_utf8(body.expect("a body").into()).expect("UTF-8")
+    };
+    assert!(of(Connector::NixlPush, source).contains(r#""tp_size":1,"pp_size":3,"dcp_size":1,"#));
+    let source = Source { host: "fd00::1".into(), port: 8998, ..Source::default() };
+    assert!(of(Connector::Mooncake, source).contains(r#""remote_bootstrap_addr":"http://[fd00::1]:8998""#));
+}
+
+#[test]
+fn a_generation_server_gets_what_the_context_server_answers() {
+    let body = r#"{"prompt":"a b","max_tokens":5,"prompt_token_ids":[9],"stream":true,"n":1}"#;
+    assert_eq!(
+        prefill(Connector::TensorRtLlm, Api::Completions, body),
+        r#"{"stream":false,"disaggregated_params":{"request_type":"context_only"},"prompt":"a b","max_tokens":5,"prompt_token_ids":[9],"n":1}"#
+    );
+    let answer = |finish: &str, rest: &str| {
+        format!(
+            r#"{{"choices":[{{"finish_reason":{finish},"disaggregated_params":{{"request_type":"context_only","ctx_request_id":18446744073709551615}}}}]{rest}}}"#
+        )
+    };
+    let after = |api, answer: &str| {
+        let second = split(Connector::TensorRtLlm, api).body_after(body.as_bytes(), answer.as_bytes());
+        second.map(|body| String::from_utf8(body.into()).expect("UTF-8"))
+    };
+    let state =
+        r#""disaggregated_params":{"request_type":"generation_only","ctx_request_id":18446744073709551615}"#;
+    let ids = r#","prompt_token_ids":[1, 2]"#;
+    for (api, answer, expect) in [
+        (
+            Api::Completions,
+            answer("\"length\"", ids),
+            format!(
+                r#"{{{state},"prompt":[1, 2],"max_tokens":5,"prompt_token_ids":[9],"stream":true,"n":1}}"#
+            ),
+        ),
+        (
+            Api::ChatCompletions,
+            answer("\"not_finished\"", ids),
+            format!(
+                r#"{{{state},"prompt_token_ids":[1, 2],"prompt":"a b","max_tokens":5,"stream":true,"n":1}}"#
+            ),
+        ),
+        (
+            Api::Completions,
+            answer("null", r#","prompt_token_ids":null"#),
+            format!("{{{state},{}", &body[1..]),
+        ),
+    ] {
+        assert_eq!(after(api, &answer), Ok(expect));
+    }
+    let of_another = r#"{"choices":[{"finish_reason":"length"}]}"#;
+    for (answer, why) in [
+        (answer("\"stop\"", ids), NoParams::Ended),
+        (of_another.into(), NoParams::NoContext),
+        (r#"{"choices":[]}"#.into(), NoParams::NoContext),
+        (r#"{"choices":[{"disaggregated_params":7}]}"#.into(), NoParams::NoContext),
+        ("{}".into(), NoParams::NoContext),
+        ("[".into(), NoParams::NotJson),
+    ] {
+        assert_eq!(after(Api::Completions, &answer), Err(why), "{answer}");
+    }
+}
+
+#[test]
+fn media_of_a_chat_are_seen_wherever_they_stand() {
+    for (content, has) in [
+        (r#""image_url""#, false),
+        (r#"[{"type":"text","text":"image_url"}]"#, false),
+        (r#"[{"type":"text"},{"type":"image_url","image_url":{"url":"u"}}]"#, true),
+        (r#"[{"type":"input\u005faudio"}]"#, true),
+        (r#"[{"type":"video_url"}]"#, true),
+        (r#"[{"type":["audio_url"]}, null, "image_url"]"#, false),
+        (r#"[{"type":"audio_url"}]"#, true),
+    ] {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":"a"}},{{"content":{content}}}]}}"#);
+        assert_eq!(has_media(body.as_bytes()), has, "{content}");
+    }
+    for body in ["", "[]", "{", r#"{"messages":7}"#, r#"{"prompt":"a"}"#] {
+        assert!(!has_media(body.as_bytes()), "{body}");
+    }
+}
+
+#[test]
 fn an_answer_without_a_usable_object_is_rejected() {
     for (answer, why) in [
         (r#"{"kv_transfer_params":null}"#.to_owned(), NoParams::Absent),
@@ -158,7 +253,7 @@ fn an_answer_without_a_usable_object_is_rejected() {
 #[test]
 fn what_would_have_another_prompt_or_no_use_is_not_split() {
     use Api::{ChatCompletions, Completions, Messages, Responses};
-    use Connector::{LlmdSidecar, Mooncake, Nixl, NixlPush, Sglang};
+    use Connector::{LlmdSidecar, Mooncake, Nixl, NixlPush, Sglang, TensorRtLlm};
     let parameter = |name| Err(WhyNot::Parameter(name));
     for (connector, api, body, expect) in [
         (Nixl, Completions, r#"{"prompt":["a","b"]}"#, Err(WhyNot::Prompts)),
@@ -182,6 +277,14 @@ fn what_would_have_another_prompt_or_no_use_is_not_split() {
         (NixlPush, ChatCompletions, r#"{"messages":[],"n":2}"#, parameter("n")),
         (NixlPush, ChatCompletions, r#"{"messages":[],"n":1}"#, Ok(())),
         (Mooncake, Messages, r#"{"messages":[]}"#, Err(WhyNot::Api(Messages))),
+        (TensorRtLlm, ChatCompletions, r#"{"messages":[],"n":2}"#, parameter("n")),
+        (TensorRtLlm, Completions, r#"{"prompt":"a","best_of":2}"#, parameter("best_of")),
+        (TensorRtLlm, Completions, r#"{"prompt":[1,2]}"#, Ok(())),
+        (TensorRtLlm, Responses, r#"{"input":"a"}"#, Err(WhyNot::Api(Responses))),
+        (TensorRtLlm, Messages, r#"{"messages":[]}"#, Err(WhyNot::Api(Messages))),
+        (Sglang, Responses, r#"{"input":"a"}"#, Err(WhyNot::Api(Responses))),
+        (LlmdSidecar, Messages, r#"{"messages":[]}"#, Err(WhyNot::Api(Messages))),
+        (LlmdSidecar, ChatCompletions, r#"{"messages":[],"n":2}"#, Ok(())),
         (LlmdSidecar, Responses, r#"{"input":[]}"#, Ok(())),
         (Sglang, Completions, r#"{"prompt":["a"]}"#, Err(WhyNot::Prompts)),
         (Sglang, Api::Generate, r#"{"text":"a"}"#, Ok(())),
@@ -244,7 +347,7 @@ fn engine_ids_are_read_by_rank() {
     let answer =
         br#"{"1": {"engine_id": "b_dp1", "worker_addr": {"0": {"0": "h:1"}}}, "0": {"engine_id": "b_dp0"}}"#;
     assert_eq!(engine_ids(answer), Ok(vec![(0, "b_dp0".to_owned()), (1, "b_dp1".to_owned())]));
-    for wrong in ["[]", "{", r#"{"0":{}}"#, r#"{"x":{"engine_id":"a"}}"#] {
+    for wrong in ["[]", "{", "{}", r#"{"0":{}}"#, r#"{"x":{"engine_id":"a"}}"#] {
         engine_ids(wrong.as_bytes()).expect_err(wrong);
     }
 }
@@ -298,8 +401,8 @@ proptest! {
         };
         let body = write(&members);
         let reserved = |key: &str| matches!(key, "kv_transfer_params" | "bootstrap_host");
-        let one_request = |key: &str| connector == Connector::Sglang || connector == Connector::LlmdSidecar
-            || !(is_of_the_answer(key) || connector == Connector::Mooncake && key == "ignore_eos");
+        let one_request = |key: &str| matches!(connector, Connector::Sglang | Connector::LlmdSidecar)
+            || connector == Connector::TensorRtLlm && key != "stream" || !(is_of_the_answer(key) || connector == Connector::Mooncake && key == "ignore_eos");
         for (leg, keeps) in [
             (prefill(connector, Api::ChatCompletions, &body), &one_request as &dyn Fn(&str) -> bool),
             (decode(connector, Api::ChatCompletions, &body), &|_: &str| true),
