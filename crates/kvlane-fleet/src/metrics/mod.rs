@@ -33,7 +33,7 @@ pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
     Continued, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel, RequestLabels,
-    SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
+    SelectionLabels, SourceLabel, StatLabels, TokensLabel, WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
