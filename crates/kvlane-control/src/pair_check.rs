@@ -11,7 +11,9 @@ use bytes::Bytes;
 use kvlane_core::rng::Rng;
 use kvlane_http::client::Client;
 use kvlane_wire::api::Api;
-use kvlane_wire::disaggregation::{Connector, Legs, NoParams, Source, Split, transfer_params};
+use kvlane_wire::disaggregation::{
+    Connector, Legs, NoParams, Source, Split, TransferParams, transfer_params,
+};
 use kvlane_wire::sse::usage_in_json;
 use serde_json::json;
 use tokio::time::Instant;
@@ -52,8 +54,15 @@ pub struct Transferred {
     pub decoded: Instant,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Where the prefill engine's side channel is, and its tensor-parallel size, if it said so.
+}
+
+/// A transfer that was tried.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Where the prefill engine's side channel is, and its tensor-parallel size, if its answer said so.
     pub source: Option<Source<'static>>,
+    /// The transfer, or why there was none.
+    pub result: Result<Transferred, NoTransfer>,
 }
 
 /// Why no transfer has ended.
@@ -104,10 +113,18 @@ pub fn words_of(block_tokens: u32) -> u32 {
 
 impl Pair<'_> {
     /// Has one engine compute a prompt of `words` random words, and the other decode its answer.
-    ///
-    /// # Errors
-    /// Why there was no transfer.
-    pub async fn transfer(&self, words: u32, rng: &mut Rng) -> Result<Transferred, NoTransfer> {
+    pub async fn transfer(&self, words: u32, rng: &mut Rng) -> Trial {
+        let mut source = None;
+        let result = self.try_it(words, rng, &mut source).await;
+        Trial { source, result }
+    }
+
+    async fn try_it(
+        &self,
+        words: u32,
+        rng: &mut Rng,
+        said: &mut Option<Source<'static>>,
+    ) -> Result<Transferred, NoTransfer> {
         let prompt = random_prompt(rng, words);
         let body: Bytes = json!({"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0})
             .to_string()
@@ -128,7 +145,7 @@ impl Pair<'_> {
             other => return Err(NoTransfer::Connector(other)),
         }
         match self.connector.legs() {
-            Legs::InTurn => self.in_turn(&split, &body, &first).await,
+            Legs::InTurn => self.in_turn(&split, &body, &first, said).await,
             Legs::AtOnce | Legs::Decode => self.at_once(&split, &body, &first).await,
         }
     }
@@ -138,23 +155,24 @@ impl Pair<'_> {
         split: &Split<'_>,
         body: &[u8],
         first: &Bytes,
+        said: &mut Option<Source<'static>>,
     ) -> Result<Transferred, NoTransfer> {
         let sent = Instant::now();
-        let said = self.prefilled(first).await?;
+        let answer = self.prefilled(first).await?;
         let computed = Instant::now();
         let params = match self.connector.relays_params() {
-            true => Some(transfer_params(&said).map_err(NoTransfer::NoBlocks)?),
+            true => Some(transfer_params(&answer).map_err(NoTransfer::NoBlocks)?),
             false => None,
         };
-        let second =
-            split.decode_body(body, params).map_err(|error| NoTransfer::Refused(error.to_string()))?;
-        let answer = decoded(self.decode.post(PATH, &second).await)?;
-        let source = params.and_then(|params| params.source()).map(|source| Source {
+        *said = params.and_then(TransferParams::source).map(|source| Source {
             host: source.host.into_owned().into(),
             engine_id: source.engine_id.into_owned().into(),
             ..source
         });
-        Ok(Transferred { sent, computed, decoded: Instant::now(), tokens: tokens_of(&answer), source })
+        let second =
+            split.decode_body(body, params).map_err(|error| NoTransfer::Refused(error.to_string()))?;
+        let answer = decoded(self.decode.post(PATH, &second).await)?;
+        Ok(Transferred { sent, computed, decoded: Instant::now(), tokens: tokens_of(&answer) })
     }
 
     async fn at_once(
@@ -177,7 +195,7 @@ impl Pair<'_> {
             None => answer.await,
         };
         let tokens = tokens_of(&decoded(answer)?);
-        Ok(Transferred { sent, computed, decoded: Instant::now(), tokens, source: None })
+        Ok(Transferred { sent, computed, decoded: Instant::now(), tokens })
     }
 
     /// The prefill engine's whole answer.

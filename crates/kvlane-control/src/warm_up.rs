@@ -298,8 +298,8 @@ impl Turn {
         let mut tokens = 0;
         for taken in &mut taken {
             let began = clock.now();
-            let transferred = pair.transfer(words, &mut rng).await;
-            let transferred = transferred.map_err(|error| (clock.now() - began, error))?;
+            let trial = pair.transfer(words, &mut rng).await;
+            let transferred = trial.result.map_err(|error| (clock.now() - began, error))?;
             *taken = clock.at(transferred.decoded) - clock.at(transferred.computed);
             tokens = transferred.tokens;
         }

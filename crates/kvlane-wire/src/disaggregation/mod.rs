@@ -24,6 +24,7 @@ mod mooncake;
 mod nixl;
 mod params;
 mod refuse;
+mod reported;
 pub(crate) mod reserved;
 mod sglang;
 
@@ -32,6 +33,7 @@ pub use self::connector::{Connector, Legs, PREFILLER_HEADER, REQUEST_ID_HEADER, 
 pub use self::mooncake::{ENGINES_PATH, engine_ids};
 pub use self::params::{NoParams, TransferParams, transfer_params};
 pub use self::refuse::{WhyNot, may_split};
+pub use self::reported::{Reported, reported};
 
 #[cfg(test)]
 mod tests;
