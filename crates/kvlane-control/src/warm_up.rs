@@ -50,8 +50,8 @@ struct WarmUps {
 /// The warm-ups of a pool.
 #[derive(Default)]
 struct Pool {
-    /// The endpoints that were ready at the last look.
-    ready: Vec<(EndpointId, Part)>,
+    /// The endpoints that were ready at the last look, each with the number of times it was away before.
+    ready: Vec<(EndpointId, Part, u32)>,
     /// When a pair is due again, or a round has ended.
     look_at: Option<Instant>,
     receivers: HashMap<EndpointId, Receiver>,
@@ -72,12 +72,15 @@ struct Tried {
     again: Option<(Instant, Duration)>,
 }
 
+/// An endpoint, and the number of times it was away before: between these its engine is one process.
+type Presence = (EndpointId, u32);
+
 /// The end of an endpoint's turn.
 struct Round {
     model: String,
-    to: EndpointId,
+    to: Presence,
     /// Whether a transfer from each of them has ended.
-    tried: Vec<(EndpointId, bool)>,
+    tried: Vec<(Presence, bool)>,
 }
 
 /// Tries transfers for as long as it is polled.
@@ -147,9 +150,13 @@ impl WarmUps {
     fn note(&mut self, round: &Round) {
         let Some(pool) = self.pools.get_mut(&round.model) else { return };
         pool.look_at = Some(Instant::now());
-        let Some(receiver) = pool.receivers.get_mut(&round.to) else { return };
+        let is_there = |presence: Presence| pool.ready.iter().any(|(id, _, n)| (*id, *n) == presence);
+        if !is_there(round.to) {
+            return;
+        }
+        let Some(receiver) = pool.receivers.get_mut(&round.to.0) else { return };
         receiver.busy = false;
-        for &(from, is_warm) in &round.tried {
+        for &((from, _), is_warm) in round.tried.iter().filter(|(from, _)| is_there(*from)) {
             let before = receiver.tried.get(&from).and_then(|tried| tried.again);
             let pause = before.map_or(AGAIN_AFTER, |(_, pause)| (2 * pause).min(AGAIN_AFTER_MAX));
             let again = (!is_warm).then(|| (Instant::now() + pause, pause));
@@ -162,37 +169,43 @@ impl WarmUps {
 
 impl Pool {
     /// The endpoints that decode, each with those that a transfer from is due, at most `most`.
-    fn look(&mut self, pool: &ModelPool, most: usize) -> Vec<(EndpointId, Vec<EndpointId>)> {
-        let ready: Vec<(EndpointId, Part)> = pool.router.read(|scheduler| match scheduler.has_pairs() {
-            true => scheduler.pool().eligible().map(|endpoint| (endpoint.id, endpoint.part)).collect(),
-            false => Vec::new(),
-        });
+    fn look(&mut self, pool: &ModelPool, most: usize) -> Vec<(Presence, Vec<Presence>)> {
+        let mut ready: Vec<(EndpointId, Part, u32)> =
+            pool.router.read(|scheduler| match scheduler.has_pairs() {
+                true => scheduler.pool().eligible().map(|endpoint| (endpoint.id, endpoint.part, 0)).collect(),
+                false => Vec::new(),
+            });
+        for (id, _, absences) in &mut ready {
+            *absences = pool.endpoint(*id).map_or(0, |endpoint| endpoint.worker.state().absences);
+        }
         let now = Instant::now();
         if ready == self.ready && self.look_at.is_none_or(|at| at > now) {
             return Vec::new();
         }
         // An endpoint that was away may be another process.
-        let there: HashSet<EndpointId> = ready.iter().map(|(id, _)| *id).collect();
+        let before: HashSet<Presence> = self.ready.iter().map(|(id, _, n)| (*id, *n)).collect();
+        let stayed = ready.iter().filter(|(id, _, absences)| before.contains(&(*id, *absences)));
+        let there: HashSet<EndpointId> = stayed.map(|(id, ..)| *id).collect();
         self.receivers.retain(|to, _| there.contains(to));
         for receiver in self.receivers.values_mut() {
             receiver.tried.retain(|from, _| there.contains(from));
         }
         let mut due = Vec::new();
-        let receivers = ready.iter().filter(|(_, part)| part.may_decode());
-        for (at, (to, part)) in receivers.enumerate() {
-            let senders = ready.iter().filter(|(from, sender)| from != to && sender.can_prefill_for(part));
-            let senders: Vec<EndpointId> = senders.map(|(from, _)| *from).collect();
+        let receivers = ready.iter().filter(|(_, part, _)| part.may_decode());
+        for (at, (to, part, absences)) in receivers.enumerate() {
+            let senders = ready.iter().filter(|(from, sender, _)| from != to && sender.can_prefill_for(part));
+            let senders: Vec<Presence> = senders.map(|(from, _, absences)| (*from, *absences)).collect();
             let receiver = self.receivers.entry(*to).or_default();
             // Each one starts elsewhere, so that no endpoint is asked by all at once.
             let chosen = (0..senders.len().min(most)).map(|n| senders[(at + n) % senders.len()]);
-            let is_due = |from: &EndpointId| match receiver.tried.get(from) {
+            let is_due = |(from, _): &Presence| match receiver.tried.get(from) {
                 Some(tried) => tried.again.is_some_and(|(again, _)| again <= now),
                 None => true,
             };
-            let senders: Vec<EndpointId> = chosen.filter(is_due).collect();
+            let senders: Vec<Presence> = chosen.filter(is_due).collect();
             if !receiver.busy && !senders.is_empty() {
                 receiver.busy = true;
-                due.push((*to, senders));
+                due.push(((*to, *absences), senders));
             }
         }
         self.ready = ready;
@@ -215,36 +228,33 @@ struct Turn {
 
 impl Turn {
     /// Tries a transfer from each of these endpoints.
-    async fn run(self, turns: &Semaphore, to: EndpointId, due: Vec<EndpointId>) -> Round {
+    async fn run(self, turns: &Semaphore, to: Presence, due: Vec<Presence>) -> Round {
         let _turn = turns.acquire().await;
-        let step = |from, warm_up| self.pool.step(Input::WarmUp { from, to, warm_up });
+        let step = |(from, _): Presence, warm_up| self.pool.step(Input::WarmUp { from, to: to.0, warm_up });
         due.iter().for_each(|&from| step(from, WarmUp::Due));
         let (mut tried, mut longest) = (Vec::new(), Nanos::ZERO);
         for from in due {
-            let (Some(sender), Some(receiver)) = (self.pool.endpoint(from), self.pool.endpoint(to)) else {
-                step(from, WarmUp::Skipped);
+            // One that has left has no pairs.
+            let (Some(prefill), Some(decode)) = (self.pool.endpoint(from.0), self.pool.endpoint(to.0)) else {
                 continue;
             };
-            let (warm_up, outcome) = match self.transfer(&sender, &receiver).await {
+            let (warm_up, outcome) = match self.transfer(&prefill, &decode).await {
                 Ok((first, next, tokens)) => {
                     longest = longest.max(first);
                     (WarmUp::Ended { first, next, tokens }, "ended")
                 }
                 Err((lost, error)) => {
-                    let (prefill, decode, model) = (&*sender.name, &*receiver.name, &*self.pool.model);
-                    match error.is_of_the_pair() {
-                        true => {
-                            tracing::warn!(
-                                prefill, decode, model, %error,
-                                "no transfer of KV blocks between two workers; no request is split between them until one \
-                                 succeeds. `kvlane doctor` shows what is wrong"
-                            );
-                            (WarmUp::Failed { lost }, "failed")
-                        }
-                        false => {
-                            tracing::info!(prefill, decode, model, %error, "no transfer of KV blocks could be tried");
-                            (WarmUp::Skipped, "skipped")
-                        }
+                    let (prefill, decode, model) = (&*prefill.name, &*decode.name, &*self.pool.model);
+                    if error.is_of_the_pair() {
+                        tracing::warn!(
+                            prefill, decode, model, %error,
+                            "no transfer of KV blocks between two workers: no request is split between them until one \
+                             succeeds; `kvlane doctor` shows what is wrong"
+                        );
+                        (WarmUp::Failed { lost }, "failed")
+                    } else {
+                        tracing::info!(prefill, decode, model, %error, "no transfer of KV blocks could be tried");
+                        (WarmUp::Skipped, "skipped")
                     }
                 }
             };
@@ -252,14 +262,16 @@ impl Turn {
             step(from, warm_up);
             tried.push((from, outcome == "ended"));
         }
-        let ended = tried.iter().filter(|(_, is_warm)| *is_warm).count();
-        if let Some(receiver) = self.pool.endpoint(to) {
+        if let Some(decode) = self.pool.endpoint(to.0) {
+            let (decode, model, pairs) = (&*decode.name, &*self.pool.model, tried.len());
+            let ended = tried.iter().filter(|(_, is_warm)| *is_warm).count();
+            let longest_s = longest.as_secs_f64();
             tracing::info!(
-                decode = &*receiver.name,
-                model = self.pool.model,
-                pairs = tried.len(),
+                decode,
+                model,
+                pairs,
                 ended,
-                longest_s = longest.as_secs_f64(),
+                longest_s,
                 "transfers of KV blocks tried before requests are split"
             );
         }

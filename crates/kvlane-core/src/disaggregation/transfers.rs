@@ -62,6 +62,8 @@ pub struct Link {
     pub ended: u64,
     /// Transfers that have failed.
     pub failed: u64,
+    /// Whether it gets no requests because its warm-up is due, or has failed.
+    pub closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -150,6 +152,7 @@ impl Transfers {
             limit: pair.window.limit(),
             ended: pair.ended,
             failed: pair.failed,
+            closed: pair.closed,
         })
     }
 
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!([WarmUp::Due, WarmUp::Skipped].map(&mut step), [false, true]);
         assert!(transfers.has_room(A, C), "another pair");
         let link = transfers.links(Nanos::ZERO).next().expect("it was used");
-        assert_eq!((link.ended, link.failed, link.in_flight), (1, 1, 0));
+        assert_eq!((link.ended, link.failed, link.in_flight, link.closed), (1, 1, 0, false));
     }
 
     #[test]

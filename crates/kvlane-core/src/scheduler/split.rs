@@ -226,7 +226,8 @@ impl Scheduler {
 
     /// A transfer between two endpoints that no request needs. The time until its first token includes a decode step.
     pub(super) fn warm_up(&mut self, now: Nanos, from: EndpointId, to: EndpointId, mut warm_up: WarmUp) {
-        if let (WarmUp::Ended { next, .. }, Some(endpoint)) = (&mut warm_up, self.pool.get(to)) {
+        let (Some(_), Some(endpoint)) = (self.pool.get(from), self.pool.get(to)) else { return };
+        if let WarmUp::Ended { next, .. } = &mut warm_up {
             let in_flight = endpoint.load.in_flight;
             let rates = self.learning.rates(endpoint);
             let step_s = rates.decode_step_s(in_flight.decoding(), in_flight.context_tokens);

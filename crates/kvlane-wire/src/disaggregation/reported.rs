@@ -15,6 +15,8 @@ pub struct Reported {
     pub connector: Option<String>,
     /// That connector, if kvlane knows it.
     pub kind: Option<Connector>,
+    /// Whether its metrics page shows that NIXL is off.
+    pub is_without_nixl: bool,
     /// Whether it sends blocks to other engines.
     pub prefills: Option<bool>,
     /// Whether it fetches blocks from other engines.
@@ -54,6 +56,7 @@ fn of_page(page: &str) -> Reported {
     Reported {
         connector: has_nixl.then(|| "NIXL".into()),
         kind: has_nixl.then_some(Connector::Nixl),
+        is_without_nixl: is_vllm && !has_nixl,
         // An engine that only fetches sends blocks, too, if it is asked to.
         prefills: None,
         decodes: (is_vllm && (fetches || has_nixl)).then_some(fetches),
@@ -67,6 +70,7 @@ fn of_vllm(told: &Value, reported: &mut Reported) {
     let transfer = &config["kv_transfer_config"];
     let name = transfer["kv_connector"].as_str().unwrap_or_default();
     (reported.connector, reported.kind) = (Some(name.into()), Connector::named(name));
+    reported.is_without_nixl = false;
     if let Some(role) = transfer["kv_role"].as_str() {
         reported.prefills = Some(role != "kv_consumer");
         reported.decodes = Some(role != "kv_producer");
@@ -161,7 +165,8 @@ mod tests {
             )
         };
         let none = reported(&page(""), None);
-        assert_eq!((none.kind, none.decodes, none.kv_dtype.as_deref()), (None, None, Some("auto")));
+        assert_eq!((none.kind, none.decodes, none.is_without_nixl), (None, None, true));
+        assert_eq!(none.kv_dtype.as_deref(), Some("auto"));
         let nixl = "vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0\n";
         let producer = reported(&page(nixl), None);
         assert_eq!((producer.kind, producer.decodes), (Some(Connector::Nixl), Some(false)));
@@ -183,6 +188,7 @@ mod tests {
         let expected = Reported {
             connector: Some("NixlConnector".into()),
             kind: Some(Connector::Nixl),
+            is_without_nixl: false,
             prefills: Some(true),
             decodes: Some(false),
             tp_size: Some(4),
@@ -200,6 +206,7 @@ mod tests {
         let expected = Reported {
             connector: Some("mooncake".into()),
             kind: Some(Connector::Sglang),
+            is_without_nixl: false,
             prefills: Some(true),
             decodes: Some(false),
             tp_size: Some(8),

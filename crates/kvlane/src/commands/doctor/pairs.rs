@@ -63,7 +63,7 @@ pub(super) async fn examine(
             format!("set --kv-connector of kvlane, or {}", connector.advice()),
         ),
         // Engines with NIXL have metrics of it.
-        (None, _) if reported.kv_dtype.is_some() && connector.compares_engines() => {
+        (None, _) if reported.is_without_nixl && connector.compares_engines() => {
             checks.fail("kv_connector", "its metrics page has none of NIXL", connector.advice())
         }
         (None, _) => checks.skip("kv_connector", "not reported by the engine; see `transfer`"),
