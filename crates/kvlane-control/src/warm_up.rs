@@ -196,13 +196,16 @@ impl Pool {
             let senders = ready.iter().filter(|(from, sender, _)| from != to && sender.can_prefill_for(part));
             let senders: Vec<Presence> = senders.map(|(from, _, absences)| (*from, *absences)).collect();
             let receiver = self.receivers.entry(*to).or_default();
+            let (mut chosen, others): (Vec<Presence>, Vec<Presence>) =
+                senders.into_iter().partition(|(from, _)| receiver.tried.contains_key(from));
             // Each one starts elsewhere, so that no endpoint is asked by all at once.
-            let chosen = (0..senders.len().min(most)).map(|n| senders[(at + n) % senders.len()]);
+            let room = most.saturating_sub(chosen.len()).min(others.len());
+            chosen.extend((0..room).map(|n| others[(at + n) % others.len()]));
             let is_due = |(from, _): &Presence| match receiver.tried.get(from) {
                 Some(tried) => tried.again.is_some_and(|(again, _)| again <= now),
                 None => true,
             };
-            let senders: Vec<Presence> = chosen.filter(is_due).collect();
+            let senders: Vec<Presence> = chosen.into_iter().filter(is_due).collect();
             if !receiver.busy && !senders.is_empty() {
                 receiver.busy = true;
                 due.push(((*to, *absences), senders));
@@ -258,8 +261,8 @@ impl Turn {
                     }
                 }
             };
-            self.fleet.metrics.workers.pair_warm_ups.get_or_create(&WarmUpLabel { outcome }).inc();
             step(from, warm_up);
+            self.fleet.metrics.workers.pair_warm_ups.get_or_create(&WarmUpLabel { outcome }).inc();
             tried.push((from, outcome == "ended"));
         }
         if let Some(decode) = self.pool.endpoint(to.0) {

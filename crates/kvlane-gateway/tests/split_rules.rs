@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvlane_core::bounded::Share;
+use kvlane_core::breaker;
 use kvlane_core::budget::PerSecond;
 use kvlane_core::disaggregation::Role;
 use kvlane_fleet::discovery::{KUBERNETES, Target, Targets};
@@ -120,7 +121,7 @@ async fn a_continuation_is_not_split() {
     };
     let mut client = gateway.client().await;
     let asked = json!({"model": "m", "prompt": "one", "stream": true, "max_tokens": 9});
-    client.request("POST", "/v1/completions", asked.to_string()).await;
+    client.request("POST", "/v1/completions", &asked.to_string()).await;
     prefilled(&prefill).await;
     let (first, mut call) = next_call(&[&a, &b]).await;
     assert!(!is_whole(&call));
@@ -169,7 +170,7 @@ async fn a_worker_whose_role_changes_gets_other_legs() {
     let gateway = start(in_turn(), &[(&a, Role::Prefill), (&b, Role::Decode)]).await;
     shared(&gateway, &a, &b).await;
     // By a reload of the configuration.
-    let mut next = kvlane_gateway::config::Config::clone(&gateway.serving().config());
+    let mut next = Config::clone(&gateway.serving().config());
     next.workers = vec![spec(&a, Role::Decode), spec(&b, Role::Prefill)];
     let reloaded = gateway.serving().reload(next).expect("right");
     assert_eq!(reloaded.replaced.len(), 2);
@@ -221,7 +222,6 @@ async fn a_transfer_of_legs_that_are_sent_at_once_begins_with_the_answer_to_the_
     for (computed_first, transfers) in [(false, 0), (true, 1)] {
         let mut client = gateway.begin(chat_stream("m", "hi")).await;
         let (first, mut second) = tokio::join!(prefill.call(), decode.call());
-        second.begin_stream().await;
         let mut first = Some(first);
         if computed_first && let Some(first) = first.take() {
             first.answer(200, "{}").await;
@@ -232,6 +232,7 @@ async fn a_transfer_of_legs_that_are_sent_at_once_begins_with_the_answer_to_the_
             };
             eventually("its blocks are on their way", || moving() == 2).await;
         }
+        second.begin_stream().await;
         second.chunk(&event("one")).await;
         client.head().await;
         client.see("one").await;
@@ -257,6 +258,12 @@ async fn the_breaker_of_a_prefill_worker_opens_and_is_shown() {
     decode.answer("{}").await;
     assert_eq!(client.reply().await.status, 200);
     gateway.ledger_is_zero().await;
+    let opens = || {
+        gateway.pool("m").router.read(|scheduler| {
+            scheduler.pool().endpoints().any(|endpoint| endpoint.breaker.state() == breaker::State::Open)
+        })
+    };
+    eventually("a breaker opens", opens).await;
     let fleet = gateway.operate("GET", "/fleet", "").await.json();
     let state = |n: usize| fleet["workers"][n]["endpoints"][0]["breaker"]["state"].clone();
     assert_eq!((state(0), state(1)), (json!("open"), json!("closed")), "{fleet:#}");

@@ -303,12 +303,12 @@ async fn a_pair_whose_transfers_fail_is_named_with_what_to_do() {
     let failing = sharing("nixl", KvRole::Decode, faulty("fail=1")).await;
     let hanging = sharing("nixl", KvRole::Decode, faulty("hang=1")).await;
     let [from, good, failing, hanging] = [&prefill, &good, &failing, &hanging].map(url);
-    let args = ["--timeout-secs", "0.5", "--prefill", &from, "--decode", &good, &failing, &hanging];
+    let args = ["--timeout-secs", "1", "--prefill", &from, "--decode", &good, &failing, &hanging];
     let (code, told) = report(&args).await;
     let [fine, failed, hung] = of_fleet(&told, "transfer")[..] else { panic!("{told:#}") };
     assert_eq!((code, fine.0, failed.0, hung.0), (Some(1), "ok", "fail", "fail"));
     assert!(failed.1.starts_with(&format!("{from} to {failing}: decode: ")) && failed.1.contains("500"));
-    assert!(hung.1.starts_with(&format!("{from} to {hanging}")) && hung.1.contains("no answer within 3s"));
+    assert!(hung.1.starts_with(&format!("{from} to {hanging}")) && hung.1.contains("no answer within 6s"));
     assert_eq!(of_fleet(&told, "side_channel")[0].0, "ok");
 }
 
