@@ -55,8 +55,8 @@ pub struct Lease {
     passes_by: bool,
     /// For a request that is split: its prefill leg, until its blocks have arrived.
     leg: Option<Box<Lease>>,
-    /// For a prefill leg: when its prompt was computed.
-    prefilled: Nanos,
+    /// For a prefill leg: when its prompt was computed, as far as is known.
+    prefilled: Option<Nanos>,
     /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
     /// What the scheduler learns of the whole answer, under one lock together with the request's end.
@@ -98,7 +98,7 @@ impl Lease {
             before: None,
             passes_by: false,
             leg: None,
-            prefilled: placed,
+            prefilled: None,
             outcome: Vec::new(),
         }
     }
@@ -163,7 +163,8 @@ impl Lease {
 
     /// For a prefill leg: the prompt is computed, and its blocks can be fetched. `usage` is the engine's count.
     pub(crate) fn computed(&mut self, usage: Option<Usage>) {
-        self.prefilled = self.proxy.fleet.clock.now();
+        let now = self.proxy.fleet.clock.now();
+        self.prefilled = Some(now);
         self.pool.begin(self.request);
         let reported = usage.and_then(|usage| {
             let cached_tokens = usage.cached_tokens?;
@@ -171,7 +172,7 @@ impl Lease {
         });
         if let (Some(usage), Some(feed)) = (usage, &self.endpoint.feed) {
             let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
-            feed.note_answer(self.prefilled, self.received, computed_tokens, self.pool.known_block_tokens());
+            feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
         }
         let request = self.request;
         let answered = reported.map(|reported| Input::Answered { request, reported });
@@ -266,8 +267,11 @@ impl Lease {
             self.untold -= told;
             self.pool.progress(self.request, first, told);
         }
-        if first && let Some(leg) = self.leg.take() {
-            self.pool.metrics.kv_transfer.observe((now - leg.prefilled).as_secs_f64());
+        if first
+            && let Some(leg) = self.leg.take()
+            && let Some(prefilled) = leg.prefilled
+        {
+            self.pool.metrics.kv_transfer.observe((now - prefilled).as_secs_f64());
         }
     }
 
