@@ -24,7 +24,7 @@ fuzz_target!(|body: &[u8]| {
             if !may_split {
                 continue;
             }
-            let source = Source { host: "h".into(), port: 1, engine_id: "\"".into(), tp_size: 1 };
+            let source = Source { host: "h".into(), port: 1, engine_id: "\"".into(), ..Source::default() };
             let split = Split { connector, api, request_id: "r", room: 7, source };
             let legs =
                 [split.prefill_body(body), split.decode_body(body, None), split.decode_body(body, params)];

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::request::Parts;
+use kvlane_core::disaggregation::Link;
 use kvlane_core::endpoint::{Endpoint, EndpointId};
 use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
@@ -17,6 +18,9 @@ use serde_json::{Value, json};
 
 use crate::admin::Admin;
 use crate::history::rounded;
+
+/// Most pairs of workers that are listed.
+const CLOSED_PAIRS_MAX: usize = 100;
 
 /// The current pools and workers, and what the caller may do with them.
 pub(crate) fn describe_fleet(admin: &Admin, parts: &Parts) -> Value {
@@ -76,6 +80,7 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
     });
     let metrics = &pool.metrics;
     json!({
+        "closed_pairs": closed_pairs(fleet.clock.now(), pool),
         "model": pool.model, "policy": policy, "block_tokens": pool.router.block_tokens(),
         "tokens": pool.counting.describe(), "decisions_kept": receipts,
         "in_flight": in_flight, "in_flight_max": in_flight_max, "queued": queued, "queue_max": queue_max,
@@ -97,6 +102,19 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
             "retries": metrics.retries.get(),
         },
     })
+}
+
+/// The pairs of workers that get no requests because the warm-up of their transfers has failed or is due.
+fn closed_pairs(now: Nanos, pool: &ModelPool) -> Vec<Value> {
+    let closed: Vec<Link> = pool.router.read(|scheduler: &Scheduler| {
+        let links = scheduler.transfers().links(now).filter(|link| link.closed);
+        links.take(CLOSED_PAIRS_MAX).collect()
+    });
+    let name = |id| pool.endpoint(id).map(|endpoint| Arc::clone(&endpoint.name));
+    let pair = |link: &Link| {
+        Some(json!({"prefill": *name(link.from)?, "decode": *name(link.to)?, "failed": link.failed}))
+    };
+    closed.iter().filter_map(pair).collect()
 }
 
 /// The pool's state of each of its endpoints. The scheduler's lock is held only while the figures are copied.

@@ -490,6 +490,7 @@ impl Controller {
                 let (healthy_now, first) = {
                     let mut state = worker.state();
                     if restarted {
+                        state.absences = state.absences.wrapping_add(1);
                         for (pool, endpoint) in self.endpoints_of(worker.id) {
                             match &endpoint.feed {
                                 Some(feed) => feed.start_over(),
@@ -556,6 +557,7 @@ fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
         return;
     }
     state.healthy = healthy;
+    state.absences = state.absences.wrapping_add(u32::from(!healthy));
     for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
         pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }

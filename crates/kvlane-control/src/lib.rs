@@ -1,7 +1,8 @@
 //! Changes the fleet: adds, probes and removes workers, and applies what they report.
 //!
 //! The [`controller`] owns the workers and publishes the snapshot that requests are placed by; [`ingest`] applies KV
-//! events; [`discovery`] reads lists of workers; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
+//! events; [`discovery`] reads lists of workers; [`parity_check`] compares tokenizers; [`warm_up`] tries transfers of KV blocks;
+//! [`stall`] watches for engines that make no progress;
 //! [`index_snapshot`] restores the index after a restart.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
@@ -11,10 +12,12 @@ pub mod discovery;
 pub mod health;
 pub mod index_snapshot;
 pub mod ingest;
+pub mod pair_check;
 pub mod parity_check;
 mod snapshot_file;
 pub mod stall;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod warm_up;
 
 pub use self::controller::Controller;

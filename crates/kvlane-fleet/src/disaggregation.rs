@@ -28,6 +28,9 @@ section! {
         /// worker.
         #[serde(with = "humantime_serde")]
         pub transfer_timeout: Duration = Duration::from_secs(10), in TIME;
+        /// Most prefill workers per decode worker with which the gateway tries a transfer before requests are split between
+        /// them; 0: none. Only for connectors whose first transfer takes longer (`nixl`).
+        pub warm_up_pairs: u32 = 16, in 0..=4096;
     }
 }
 

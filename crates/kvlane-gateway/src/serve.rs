@@ -24,7 +24,7 @@ use kvlane_control::discovery::file;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
 use kvlane_control::ingest::{Ingest, write_snapshot};
-use kvlane_control::stall;
+use kvlane_control::{stall, warm_up};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::Clock;
 use kvlane_fleet::panics::{guard, persist};
@@ -287,6 +287,9 @@ impl Serving {
         let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
         // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
+        // A data plane that asks for endpoints sends each request to one.
+        let pairs = (mode == Mode::Gateway).then(|| fleet.new_upstreams());
+        let warming = Arc::clone(&fleet);
         let (counted, counting_of) = (Arc::clone(&unobserved), Arc::clone(&fleet));
         let starting = Arc::clone(&fleet);
         let work = async move {
@@ -305,6 +308,7 @@ impl Serving {
                 }),
                 persist("history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
                 persist("stall detection", || stall::watch(Arc::clone(&counting), watched.clone())),
+                persist("warm-ups of pairs", || warm_up::watch(Arc::clone(&warming), pairs.clone())),
             );
         };
         let cache_file = config.kv_events.snapshot.clone().filter(|_| config.kv_events.enabled);

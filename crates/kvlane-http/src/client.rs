@@ -93,6 +93,12 @@ impl Client {
         Self { rank: Some(rank), ..self.clone() }
     }
 
+    /// The same client with another `limit` for each answer.
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self { limit, ..self.clone() }
+    }
+
     /// The server's URL, without a trailing `/` or `/v1`.
     pub fn url(&self) -> &str {
         &self.upstream.url

@@ -289,7 +289,7 @@ async fn transfer(arrival: Arrival, from: Elsewhere, prompt: u64, race: Option<A
     if tokens == 0 {
         return;
     }
-    let Ok(end) = arrival.begin(tokens, claimed.right) else { return arrival.fail() };
+    let Ok(end) = arrival.begin(tokens, claimed.right, &from.address) else { return arrival.fail() };
     let mut race = Race(race);
     match end {
         Some(end) => tokio::time::sleep_until(end).await,

@@ -530,15 +530,20 @@ impl Arrival {
         .await
     }
 
-    /// Begins the transfer of `tokens`: `right` if they are those of the prompt. Returns when it ends, or `None` if it
+    /// Begins the transfer of `tokens` from an address: `right` if they are those of the prompt. Returns when it ends, or `None` if it
     /// never ends.
     ///
     /// # Errors
     /// If it fails.
-    pub(crate) fn begin(&self, tokens: u32, right: bool) -> Result<Option<Instant>, TransferFailed> {
+    pub(crate) fn begin(
+        &self,
+        tokens: u32,
+        right: bool,
+        from: &str,
+    ) -> Result<Option<Instant>, TransferFailed> {
         lock(&self.cell).progress.wrong = !right;
         let end = self.driver.up_to_date(|inner, now| {
-            let fortune = inner.link.begin(now, tokens);
+            let fortune = inner.link.begin(now, tokens, from);
             inner.served.transfers = inner.link.counts;
             match fortune {
                 Fortune::Fails => Err(TransferFailed),

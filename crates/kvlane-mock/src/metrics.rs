@@ -7,6 +7,7 @@ use kvlane_wire::disaggregation::Connector;
 
 use crate::api::Shared;
 use crate::driver::Served;
+use crate::transfer::config::KvRole;
 
 /// Counts of observations by upper bound, as in Prometheus.
 #[derive(Clone, Debug)]
@@ -138,6 +139,14 @@ fn transfers(page: &mut Page, shared: &Shared, stats: &[EngineStats], served: &[
         "Transfers to this engine that failed.",
         served.iter().map(|s| s.transfers.failed),
     );
+    if shared.config.transfer.role != KvRole::Prefill {
+        page.row(
+            "num_requests_kv_fetch_by_stage",
+            "gauge",
+            "Requests whose KV blocks are fetched; engines that only produce blocks do not have it.",
+            stats.iter().map(|_| 0),
+        );
+    }
     page.row(
         "nixl_num_kv_expired_reqs_total",
         "counter",

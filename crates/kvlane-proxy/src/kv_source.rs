@@ -11,14 +11,12 @@ use kvlane_http::client::Client;
 use kvlane_http::connections::{Connections, ConnectionsConfig};
 use kvlane_http::upstream::{Upstream, UpstreamId};
 use kvlane_wire::disaggregation::{
-    Connector, ENGINES_PATH, Source, bootstrap_url, engine_ids, transfer_params,
+    BOOTSTRAP_PORT, Connector, ENGINES_PATH, Source, bootstrap_url, engine_ids, transfer_params,
 };
 
 use crate::attempt_error::TransferError;
 use crate::lease::Lease;
 
-/// Port of an engine's bootstrap server if its worker has none: the default of SGLang and of vLLM's Mooncake connector.
-const BOOTSTRAP_PORT: u16 = 8998;
 /// Longest wait for a bootstrap server: it answers from memory.
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -72,7 +72,14 @@ pub(super) async fn route(
             let origin =
                 before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
             let pinned = origin.map(|origin| origin.worker);
-            Ok((served, attributes, seed, estimated, (ours, apart), (pinned, parsed.reserved, parsed.telling)))
+            Ok((
+                served,
+                attributes,
+                seed,
+                estimated,
+                (ours, apart),
+                (pinned, parsed.reserved, parsed.telling),
+            ))
         })?;
     let (ours, apart) = salt;
     let pool = &served.pool;

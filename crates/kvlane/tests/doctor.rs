@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use kvlane_gateway::config::KeySpec;
 use kvlane_gateway::testing::{FakeEngine, TestGateway, config};
 use kvlane_http::secret::{KeyHash, Secret};
-use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
+use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvRole, KvTransferConfig, MockConfig, MockEngine};
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 use syn::visit::{self, Visit};
@@ -246,6 +246,149 @@ async fn a_source_that_names_no_workers_is_a_failure_with_what_to_do() {
     let (_, told) = report(&["--config", &config]).await;
     assert_eq!(of_sources(&told)[0], ("fail", "file names no workers"));
     assert!(told["discovery"][0]["fix"].as_str().is_some_and(|fix| fix.contains("workers_file")));
+}
+
+/// The rows of the whole fleet with this name: verdicts and findings.
+fn of_fleet<'a>(report: &'a Value, name: &str) -> Vec<(&'a str, &'a str)> {
+    let rows = report["fleet"].as_array().expect("rows").iter().filter(|row| row["name"] == name);
+    let text = |row: &'a Value, key: &str| row[key].as_str().expect("text");
+    rows.map(|row| {
+        let verdict = text(row, "verdict");
+        assert_eq!(
+            matches!(verdict, "warn" | "fail"),
+            row["fix"].is_string(),
+            "what is wrong has a fix: {row}"
+        );
+        (verdict, text(row, "said"))
+    })
+    .collect()
+}
+
+/// A mock engine with this connector and role.
+async fn sharing(connector: &str, role: KvRole, more: KvTransferConfig) -> MockEngine {
+    let kv_transfer = KvTransferConfig { kv_connector: Some(connector.into()), role, kv_lease: 1e6, ..more };
+    mock(MockConfig { kv_transfer, ..MockConfig::default() }).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transfer_is_tried_between_engines_that_share_requests() {
+    let handshake = KvTransferConfig { kv_transfer_handshake: 200.0, ..KvTransferConfig::default() };
+    let prefill = sharing("nixl", KvRole::Prefill, KvTransferConfig::default()).await;
+    let decode = sharing("nixl", KvRole::Decode, handshake).await;
+    let (from, to) = (url(&prefill), url(&decode));
+    let (code, told) = report(&["--prefill", &from, "--decode", &to]).await;
+    assert_eq!(code, Some(0), "{told:#}");
+    for n in 0..2 {
+        assert_eq!(row(&told, n, "kv_connector"), ("ok", "NIXL, for nixl"));
+        assert_eq!(told["engines"][n]["role"], ["prefill", "decode"][n]);
+    }
+    assert_eq!(row(&told, 1, "kv_role"), ("ok", "decode"));
+    let [(verdict, said)] = of_fleet(&told, "transfer")[..] else { panic!("{told:#}") };
+    assert!(verdict == "ok" && said.starts_with(&format!("{from} to {to}: the first took ")), "{said}");
+    assert!(said.contains("as the engines connected"), "{said}");
+    let address = prefill.addr().to_string();
+    assert_eq!(of_fleet(&told, "side_channel"), [("ok", &*format!("{from}: {address}"))]);
+    assert_eq!(of_fleet(&told, "roles"), [("ok", "1 prefill, 1 decode, 0 both")]);
+    let (_, silent) = report(&["--prefill", &from, "--decode", &to, "--no-request"]).await;
+    assert_eq!(of_fleet(&silent, "transfer"), [("skip", "no request was sent (--no-request)")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pair_whose_transfers_fail_is_named_with_what_to_do() {
+    let plain = KvTransferConfig::default;
+    let prefill = sharing("nixl", KvRole::Prefill, plain()).await;
+    let good = sharing("nixl", KvRole::Decode, plain()).await;
+    let faulty =
+        |faults: &str| KvTransferConfig { kv_transfer_faults: faults.parse().expect("faults"), ..plain() };
+    let failing = sharing("nixl", KvRole::Decode, faulty("fail=1")).await;
+    let hanging = sharing("nixl", KvRole::Decode, faulty("hang=1")).await;
+    let [from, good, failing, hanging] = [&prefill, &good, &failing, &hanging].map(url);
+    let args = ["--timeout-secs", "1", "--prefill", &from, "--decode", &good, &failing, &hanging];
+    let (code, told) = report(&args).await;
+    let [fine, failed, hung] = of_fleet(&told, "transfer")[..] else { panic!("{told:#}") };
+    assert_eq!((code, fine.0, failed.0, hung.0), (Some(1), "ok", "fail", "fail"));
+    assert!(failed.1.starts_with(&format!("{from} to {failing}: decode: ")) && failed.1.contains("500"));
+    assert!(hung.1.starts_with(&format!("{from} to {hanging}")) && hung.1.contains("no answer within 6s"));
+    assert_eq!(of_fleet(&told, "side_channel")[0].0, "ok");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_the_connector_or_in_another_role_is_told_so() {
+    let prefill = sharing("nixl", KvRole::Prefill, KvTransferConfig::default()).await;
+    let producer = sharing("nixl", KvRole::Prefill, KvTransferConfig::default()).await;
+    let none = mock(MockConfig::default()).await;
+    let [from, producer, none] = [&prefill, &producer, &none].map(url);
+    let (code, told) = report(&["--prefill", &from, &none, "--decode", &producer]).await;
+    assert_eq!((code, row(&told, 0, "kv_connector").0), (Some(1), "ok"));
+    assert_eq!(row(&told, 1, "kv_connector"), ("fail", "its metrics page has none of NIXL"));
+    assert_eq!(row(&told, 2, "kv_role"), ("fail", "decode, but the engine fetches no blocks"));
+    let [_, (verdict, said)] = of_fleet(&told, "transfer")[..] else { panic!("{told:#}") };
+    assert!(verdict == "fail" && said.contains("has no `kv_transfer_params`"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_of_sglang_are_tried_by_their_bootstrap_port() {
+    let prefill = sharing("sglang", KvRole::Prefill, KvTransferConfig::default()).await;
+    let decode = sharing("sglang", KvRole::Decode, KvTransferConfig::default()).await;
+    let (from, to, port) = (url(&prefill), url(&decode), prefill.addr().port().to_string());
+    let (code, told) = report(&["--prefill", &from, &port, "--decode", &to]).await;
+    assert_eq!(code, Some(0), "{told:#}");
+    assert_eq!(of_fleet(&told, "transfer")[0].0, "ok");
+    assert_eq!(of_fleet(&told, "side_channel"), [("ok", &*format!("{from}: 127.0.0.1:{port}"))]);
+    assert_eq!(row(&told, 0, "usage").0, "skip", "it serves no request alone");
+}
+
+/// An engine with this page that says this about itself.
+async fn described(version: &str, root: &str, page: &str, settings: Value) -> FakeEngine {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let engine =
+        FakeEngine::on(listener, json!([{"id": "m", "object": "model", "root": root, "parent": null}]));
+    engine.set_metrics(page);
+    engine.set_page("/version", &json!({"version": version}).to_string());
+    engine.set_page("/server_info?config_format=json", &settings.to_string());
+    engine
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_do_not_fit_together_are_told_why() {
+    let page = |dtype: &str| {
+        format!(
+            "vllm:num_requests_running 0\nvllm:cache_config_info{{block_size=\"16\",cache_dtype=\"{dtype}\"}} 1\n"
+        )
+    };
+    let settings = |connector: &str, role: &str, tp: u32, host: &str, port: u16| {
+        json!({
+            "vllm_config": {
+                "kv_transfer_config": {"kv_connector": connector, "kv_role": role},
+                "parallel_config": {"tensor_parallel_size": tp},
+            },
+            "vllm_env": {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port},
+        })
+    };
+    let closed =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let nixl = settings("NixlConnector", "kv_consumer", 2, "localhost", closed.port());
+    let prefill = described("0.32.0", "/models/m", &page("auto"), nixl).await;
+    let store = settings("LMCacheConnectorV1", "kv_both", 3, "localhost", 1);
+    let decode = described("0.31.0", "org/m", &page("fp8"), store).await;
+    let (from, to) = (prefill.url(), decode.url());
+    let (code, told) = report(&["--no-request", "--prefill", &from, "--decode", &to]).await;
+    assert_eq!(code, Some(1));
+    assert_eq!(row(&told, 0, "kv_role"), ("fail", "prefill, but the engine only fetches blocks"));
+    assert_eq!(row(&told, 1, "kv_connector"), ("fail", "LMCacheConnectorV1, but kvlane's connector is nixl"));
+    for (name, words) in [
+        ("same_version", "0.32.0 at"),
+        ("same_model_path", "org/m at"),
+        ("same_kv_dtype", "fp8 at"),
+        ("tensor_parallel", "2 at"),
+        ("side_channel", "cannot be reached from here"),
+    ] {
+        let [(verdict, said)] = of_fleet(&told, name)[..] else { panic!("{name}: {told:#}") };
+        assert!(verdict == "fail" && said.contains(words), "{name}: {said}");
+    }
+    let (_, told) = report(&["--no-request", "--prefill", &from, "--kv-connector", "nixl"]).await;
+    let expect = "no engine has the role decode or both: no request is split";
+    assert_eq!(of_fleet(&told, "roles"), [("fail", expect)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ mod window;
 use serde::{Deserialize, Serialize};
 
 use crate::setting;
+use crate::time::Nanos;
 
 pub use transfers::{Link, Transfers};
 
@@ -38,6 +39,32 @@ pub struct Part {
     pub network: Option<u16>,
     /// Whether it can serve a request alone. SGLang's engines in a disaggregation mode cannot.
     pub serves_alone: bool,
+}
+
+/// What is known of a transfer that is tried before requests are split between two endpoints: the first transfer of a
+/// pair may take much longer than later ones, because the engines connect first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmUp {
+    /// It will be tried. Until then no request is split between these endpoints, if another way serves it.
+    Due,
+    /// The blocks have arrived.
+    Ended {
+        /// Time of the first transfer.
+        first: Nanos,
+        /// Time of the one after it.
+        next: Nanos,
+        /// Tokens of the latter.
+        tokens: u32,
+    },
+    /// The blocks did not arrive. No request is split between these endpoints, if another way serves it, until a transfer
+    /// that is tried later has ended.
+    Failed {
+        /// Time that was lost.
+        lost: Nanos,
+    },
+    /// Nothing is known: there was no transfer, for a reason that is not the pair's.
+    Skipped,
 }
 
 setting!(Text: Role);

@@ -10,6 +10,7 @@
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use super::WarmUp;
 use super::window::Window;
 use crate::endpoint::EndpointId;
 use crate::rates::Factor;
@@ -36,6 +37,9 @@ const PAIRS_MAX: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub struct Transfers {
     all: Learned,
+    /// Mean seconds by which the first transfer of a pair exceeds the next, and the number of samples.
+    handshake_s: f64,
+    handshakes: f64,
     pairs: HashMap<(EndpointId, EndpointId), Pair, FixedState>,
     senders: ByEndpoint<Window>,
     receivers: ByEndpoint<Window>,
@@ -58,6 +62,8 @@ pub struct Link {
     pub ended: u64,
     /// Transfers that have failed.
     pub failed: u64,
+    /// Whether it gets no requests because its warm-up is due, or has failed.
+    pub closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +72,8 @@ struct Pair {
     window: Window,
     ended: u64,
     failed: u64,
+    /// Its warm-up is due, or has failed.
+    closed: bool,
 }
 
 /// The time that transfers take.
@@ -116,15 +124,17 @@ impl Transfers {
         let pair = self.pair(from, to);
         let (own, samples) = (pair.learned.beyond_s(now), pair.learned.samples);
         let beyond_s = (own * samples + self.all.beyond_s(now) * PRIOR_SAMPLES) / (samples + PRIOR_SAMPLES);
-        self.median_s(&pair, tokens) + beyond_s
+        let handshake_s = if pair.ended == 0 { self.handshake_s } else { 0.0 };
+        self.median_s(&pair, tokens) + beyond_s + handshake_s
     }
 
     /// Whether the pair may have one more request in flight.
     pub fn has_room(&self, from: EndpointId, to: EndpointId) -> bool {
         let free = |window: Option<&Window>| window.is_none_or(Window::has_room);
+        let pair = self.pairs.get(&(from, to));
         free(self.senders.get(from))
             && free(self.receivers.get(to))
-            && free(self.pairs.get(&(from, to)).map(|pair| &pair.window))
+            && pair.is_none_or(|pair| pair.window.has_room() && !pair.closed)
     }
 
     /// Split requests in flight, by their prefill endpoint.
@@ -142,6 +152,7 @@ impl Transfers {
             limit: pair.window.limit(),
             ended: pair.ended,
             failed: pair.failed,
+            closed: pair.closed,
         })
     }
 
@@ -181,6 +192,24 @@ impl Transfers {
         self.note(now, from, to, 0.0, lost_s);
         if let Some(pair) = self.pairs.get_mut(&(from, to)) {
             pair.failed += 1;
+        }
+    }
+
+    /// The warm-up of a pair.
+    pub(crate) fn warm_up(&mut self, now: Nanos, from: EndpointId, to: EndpointId, warm_up: WarmUp) {
+        if self.pairs.len() < PAIRS_MAX || self.pairs.contains_key(&(from, to)) {
+            let closed = matches!(warm_up, WarmUp::Due | WarmUp::Failed { .. });
+            self.pairs.entry((from, to)).or_default().closed = closed;
+        }
+        match warm_up {
+            WarmUp::Ended { first, next, tokens } => {
+                self.handshakes = (self.handshakes + 1.0).min(MEMORY_SAMPLES);
+                let beyond_s = (first - next).as_secs_f64();
+                self.handshake_s += (beyond_s - self.handshake_s) / self.handshakes;
+                self.ended(now, from, to, tokens, next.as_secs_f64());
+            }
+            WarmUp::Failed { lost } => self.failed(now, from, to, lost.as_secs_f64()),
+            WarmUp::Due | WarmUp::Skipped => {}
         }
     }
 
@@ -252,6 +281,35 @@ mod tests {
         assert!(expected(B) > 5.0 && expected(C) < 1.5, "{} {}", expected(B), expected(C));
         let failed: Vec<u64> = [B, C].iter().map(|&to| transfers.pair(A, to).failed).collect();
         assert_eq!(failed, [20, 0]);
+    }
+
+    /// Invariant: No request is split between two endpoints before the warm-up of the pair has ended, and after a failed
+    /// one, if another way serves it.
+    #[test]
+    fn a_pair_is_closed_until_its_warm_up_has_ended() {
+        let (mut transfers, s) = (Transfers::default(), Nanos::from_secs);
+        let mut step = |warm_up| {
+            transfers.warm_up(Nanos::ZERO, A, B, warm_up);
+            transfers.has_room(A, B)
+        };
+        let ended = WarmUp::Ended { first: s(7), next: Nanos(20_000_000), tokens: 64 };
+        assert_eq!([WarmUp::Due, WarmUp::Failed { lost: s(1) }, ended].map(&mut step), [false, false, true]);
+        assert_eq!([WarmUp::Due, WarmUp::Skipped].map(&mut step), [false, true]);
+        assert!(transfers.has_room(A, C), "another pair");
+        let link = transfers.links(Nanos::ZERO).next().expect("it was used");
+        assert_eq!((link.ended, link.failed, link.in_flight, link.closed), (1, 1, 0, false));
+    }
+
+    #[test]
+    fn the_first_transfer_of_a_pair_is_expected_to_take_a_handshake_longer() {
+        let mut transfers = used();
+        let tokens = 1000;
+        let next = Nanos::from_secs_f64(base_s(tokens));
+        let warm_up = WarmUp::Ended { first: Nanos::from_secs(7) + next, next, tokens };
+        transfers.warm_up(Nanos::ZERO, A, B, warm_up);
+        let expected = |to| transfers.expected_s(Nanos::ZERO, A, to, tokens);
+        assert!(expected(B) < 0.1, "its own handshake is over: {}", expected(B));
+        assert!((7.0..7.1).contains(&expected(C)), "{}", expected(C));
     }
 
     #[test]

@@ -220,6 +220,7 @@ impl Memory {
             Input::Joined { .. }
             | Input::Assigned { .. }
             | Input::TransferFailed { .. }
+            | Input::WarmUp { .. }
             | Input::Draining { .. }
             | Input::Left { .. }
             | Input::Health { .. }

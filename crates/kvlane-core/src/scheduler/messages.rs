@@ -8,7 +8,7 @@ use super::Config;
 use crate::breaker;
 use crate::cache_accuracy::{self, Feed, KnowledgeChange, Prediction};
 use crate::decision::{Placement, Refused};
-use crate::disaggregation::Part;
+use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
 use crate::request::{RequestId, SchedulingRequest};
@@ -151,6 +151,15 @@ pub enum Input {
     TransferFailed {
         /// The request.
         request: RequestId,
+    },
+    /// A transfer between two endpoints that no request needs: see [`WarmUp`].
+    WarmUp {
+        /// The endpoint that computes prompts.
+        from: EndpointId,
+        /// The endpoint that decodes answers.
+        to: EndpointId,
+        /// What is known.
+        warm_up: WarmUp,
     },
     /// An endpoint answered that it is too busy for a dispatched request. This is no failure; the endpoint gets no
     /// further requests for a while. Its [`Input::Finished`] follows.

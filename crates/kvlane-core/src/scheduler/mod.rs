@@ -172,6 +172,7 @@ impl Scheduler {
                 self.apply_outcome(now, &input, out);
             }
             Input::TransferFailed { request } => self.lost(now, request),
+            Input::WarmUp { from, to, warm_up } => self.warm_up(now, from, to, warm_up),
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
@@ -489,7 +490,7 @@ mod tests {
     use super::*;
     use crate::breaker;
     use crate::decision::{Refused, Rejection};
-    use crate::disaggregation::{Part, Role};
+    use crate::disaggregation::{Part, Role, WarmUp};
     use crate::load::LoadReport;
     use crate::policy::PolicyConfig;
     use crate::request::{SchedulingRequest, SessionKey, TenantKey};
@@ -972,6 +973,7 @@ mod tests {
         Churn(u16),
         Part(u16, usize, Option<u16>, bool),
         TransferFailed(usize),
+        WarmUp(u16, u16, WarmUp),
         Wait(u64),
     }
 
@@ -1007,6 +1009,11 @@ mod tests {
             2 => (0u16..3, 0..Role::ALL.len(), prop::option::weighted(0.8, 0u16..2), prop::bool::weighted(0.8))
                 .prop_map(|(e, role, network, alone)| Act::Part(e, role, network, alone)),
             1 => any_request().prop_map(Act::TransferFailed),
+            1 => (0u16..3, 0u16..3, prop_oneof![
+                Just(WarmUp::Due),
+                Just(WarmUp::Ended { first: Nanos(7), next: Nanos(9), tokens: 64 }),
+                Just(WarmUp::Failed { lost: Nanos(5) }),
+            ]).prop_map(|(from, to, warm_up)| Act::WarmUp(from, to, warm_up)),
             2 => (0u64..20).prop_map(Act::Wait),
         ]
     }
@@ -1141,6 +1148,10 @@ mod tests {
                     }
                     Act::TransferFailed(r) => {
                         world.step(Input::TransferFailed { request: RequestId(r as u64) })
+                    }
+                    Act::WarmUp(from, to, warm_up) => {
+                        let (from, to) = (world.occupant(from), world.occupant(to));
+                        world.step(Input::WarmUp { from, to, warm_up })
                     }
 
                     Act::Wait(span) => {

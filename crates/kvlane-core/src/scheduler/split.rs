@@ -6,7 +6,7 @@
 
 use super::in_flight::Receiving;
 use super::{Config, Output, Scheduler};
-use crate::disaggregation::{Part, Role, Transfers};
+use crate::disaggregation::{Part, Role, Transfers, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, Pairs, Pick, PickContext, Policy};
 use crate::request::{RequestId, SchedulingRequest};
@@ -230,6 +230,18 @@ impl Scheduler {
         }
         self.splits.transfers.end(from, to);
         self.settle(now, leg, out);
+    }
+
+    /// A transfer between two endpoints that no request needs. The time until its first token includes a decode step.
+    pub(super) fn warm_up(&mut self, now: Nanos, from: EndpointId, to: EndpointId, mut warm_up: WarmUp) {
+        let (Some(_), Some(endpoint)) = (self.pool.get(from), self.pool.get(to)) else { return };
+        if let WarmUp::Ended { next, .. } = &mut warm_up {
+            let in_flight = endpoint.load.in_flight;
+            let rates = self.learning.rates(endpoint);
+            let step_s = rates.decode_step_s(in_flight.decoding(), in_flight.context_tokens);
+            *next = *next - Nanos::from_secs_f64(step_s);
+        }
+        self.splits.transfers.warm_up(now, from, to, warm_up);
     }
 
     /// The transfer of a request's blocks has failed.
@@ -510,6 +522,26 @@ mod tests {
             arrive(&mut world, 50, 30_000)
         };
         assert_eq!((picked(true), picked(false)), (Some((1, Some(0))), Some((2, Some(0)))));
+    }
+
+    #[test]
+    fn a_pair_that_is_warmed_up_gets_no_request_of_any_policy() {
+        for policy in ["fleet_cost", "least_load"] {
+            let config = Config { split_tokens_min: Some(1), ..config(policy) };
+            let mut world = world(config, &[Role::Prefill, Role::Decode]);
+            let (from, to) = (endpoint(0), endpoint(1));
+            let mut step = |id, warm_up| {
+                world.step(Input::WarmUp { from, to, warm_up });
+                let placed = arrive(&mut world, id, 1000);
+                world.step(Input::Finished { request: RequestId(id) });
+                placed
+            };
+            assert_eq!(step(1, WarmUp::Due), Some((1, None)), "{policy}");
+            let next = Nanos(30_000_000);
+            let ended = WarmUp::Ended { first: Nanos::from_secs(7), next, tokens: 64 };
+            assert_eq!(step(2, ended), Some((1, Some(0))), "{policy}");
+            assert_eq!(step(3, WarmUp::Failed { lost: next }), Some((1, None)), "{policy}");
+        }
     }
 
     #[test]

@@ -237,6 +237,13 @@ pub(crate) struct PanicLabel {
     pub(super) thread: &'static str,
 }
 
+/// The outcome of a warm-up.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WarmUpLabel {
+    /// `ended`, `failed` or `skipped`.
+    pub outcome: &'static str,
+}
+
 /// The outcome of a span.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct OutcomeLabel {

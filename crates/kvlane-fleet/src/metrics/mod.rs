@@ -33,7 +33,8 @@ pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
     Continued, DecodeLabels, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel,
-    RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WorkerLabel, WorkerLabels,
+    RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WarmUpLabel, WorkerLabel,
+    WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;

@@ -78,6 +78,8 @@ pub struct State {
     pub may_be_spared: bool,
     /// Its probes since its health last changed.
     pub probes: Probes,
+    /// Times it was unhealthy or its process has changed.
+    pub absences: u32,
     /// Its data-parallel ranks and their KV event feeds; empty before it was queried.
     pub ranks: Vec<Rank>,
     /// The names of its models.

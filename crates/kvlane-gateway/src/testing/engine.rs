@@ -1,5 +1,6 @@
 //! A fake engine: the test writes its responses, byte by byte if needed.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -38,6 +39,8 @@ struct Shared {
     kv_event_sources: Mutex<String>,
     /// Responses of `/tokenize` to the gateway, by body.
     tokenizer: Mutex<Option<Tokenize>>,
+    /// Answers to other GETs, by path and query.
+    others: Mutex<HashMap<String, String>>,
     healthy: AtomicBool,
     /// The key that the gateway's own queries need, except health probes; without it they are answered 401.
     key: Mutex<Option<String>>,
@@ -89,6 +92,7 @@ impl FakeEngine {
             metrics: Mutex::default(),
             kv_event_sources: Mutex::default(),
             tokenizer: Mutex::default(),
+            others: Mutex::default(),
             healthy: AtomicBool::new(true),
             key: Mutex::default(),
             heads_only: AtomicBool::new(false),
@@ -153,6 +157,12 @@ impl FakeEngine {
     /// Sets the body of `/kv_event_sources`, which is 404 at first.
     pub fn set_kv_event_sources(&self, json: &str) {
         *self.shared.kv_event_sources.lock().unwrap_or_else(PoisonError::into_inner) = json.into();
+    }
+
+    /// Answers a GET of this path with this JSON.
+    pub fn set_page(&self, path: &str, json: &str) {
+        let mut others = self.shared.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.insert(format!("GET {path} HTTP/1.1"), json.into());
     }
 
     /// From now on the gateway's own `/tokenize` queries are answered with `tokenize`; otherwise they get a 404.
@@ -327,7 +337,11 @@ impl Shared {
         {
             return Some((401, "text/plain", String::new()));
         }
-        match head.split("\r\n").next()? {
+        let line = head.split("\r\n").next()?;
+        if let Some(page) = self.others.lock().unwrap_or_else(PoisonError::into_inner).get(line) {
+            return Some((200, "application/json", page.clone()));
+        }
+        match line {
             "GET /health HTTP/1.1" => {
                 self.probes.fetch_add(1, Ordering::Relaxed);
                 let status = if self.healthy.load(Ordering::Relaxed) { 200 } else { 503 };

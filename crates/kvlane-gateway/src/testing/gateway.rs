@@ -31,6 +31,8 @@ pub fn config() -> Config {
     config.routing.policy = PolicyConfig::CacheAware(Default::default());
     config.routing.block_bytes = 16;
     config.health.interval = Duration::from_secs(3600);
+    // Engines get the requests of the test alone.
+    config.disaggregation.warm_up_pairs = 0;
     config
 }
 

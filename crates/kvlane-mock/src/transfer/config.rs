@@ -30,6 +30,9 @@ pub struct KvTransferConfig {
     /// `--kv-transfer-latency`: engine seconds of a transfer before its first byte. The default is NIXL's over TCP on
     /// one machine.
     pub kv_transfer_latency: f64,
+    /// `--kv-transfer-handshake`: engine seconds that the first transfer from an engine takes longer. NIXL over TCP took
+    /// 7 s on one machine.
+    pub kv_transfer_handshake: f64,
     /// `--kv-transfer-tokens-per-second`: tokens of KV cache per engine second. The default is 128 KiB a token over a
     /// port of 400 Gbit/s.
     pub kv_transfer_tokens_per_second: f64,
@@ -63,6 +66,7 @@ impl Default for KvTransferConfig {
             role: KvRole::Both,
             kv_lease: 30.0,
             kv_transfer_latency: 0.01,
+            kv_transfer_handshake: 0.0,
             kv_transfer_tokens_per_second: 40e9 / 131_072.0,
             kv_transfer_slots: 4,
             kv_transfer_faults: KvTransferFaults::default(),
@@ -84,6 +88,7 @@ impl KvTransferConfig {
         };
         seconds("--kv-lease", self.kv_lease)?;
         seconds("--kv-transfer-latency", self.kv_transfer_latency)?;
+        seconds("--kv-transfer-handshake", self.kv_transfer_handshake)?;
         let speed = self.kv_transfer_tokens_per_second;
         if !(1.0..=1e12).contains(&speed) {
             return Err(("--kv-transfer-tokens-per-second", speed.to_string(), "between 1 and 1e12"));

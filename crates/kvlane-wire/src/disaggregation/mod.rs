@@ -28,16 +28,18 @@ mod mooncake;
 mod nixl;
 mod params;
 pub(crate) mod refuse;
+mod reported;
 pub(crate) mod reserved;
 mod sglang;
 mod trtllm;
 
 pub use self::bodies::strip_transfer_params;
-pub use self::connector::{Connector, Legs, REQUEST_ID_HEADER, Source, Split};
+pub use self::connector::{BOOTSTRAP_PORT, Connector, Legs, REQUEST_ID_HEADER, Source, Split};
 pub use self::llmd::{ENCODERS_HEADER, PREFILLER_HEADER, SIDECAR_HEADERS, has_media};
 pub use self::mooncake::{ENGINES_PATH, bootstrap_url, engine_ids};
 pub use self::params::{NoParams, TransferParams, transfer_params};
 pub use self::refuse::{WhyNot, may_split, splits};
+pub use self::reported::{Reported, reported};
 
 #[cfg(test)]
 mod tests;

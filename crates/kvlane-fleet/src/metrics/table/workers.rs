@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::row::rows;
 use crate::metrics::labels::{
-    DecodeLabels, FailureLabels, SelectionLabels, StatLabels, WorkerLabel, WorkerLabels,
+    DecodeLabels, FailureLabels, SelectionLabels, StatLabels, WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 
 rows! {
@@ -116,6 +116,14 @@ rows! {
         help: "Failed attempts",
         meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, `unfit` if its probes failed while a request waited, `stalled` if its engine made no progress, or `transfer` if the KV blocks of a split request did not arrive",
         worry: "one worker has most of them",
+    },
+
+    pub pair_warm_ups: Family<WarmUpLabel, Counter> {
+        seconds: false,
+        labels: &["outcome"],
+        help: "Transfers of KV blocks that were tried before requests were split",
+        meaning: "Pairs of workers between which a transfer was [tried](disaggregation.md#the-first-transfer) before requests are split: `ended`, `failed`, or `skipped` if there was no transfer for a reason that is not the pair's",
+        worry: "`failed` grows: no request is split between these workers; the log names them, and `kvlane doctor` says what is wrong",
     },
 
     pub worker_busy: Family<WorkerLabel, Counter> {

@@ -1,7 +1,9 @@
 //! Checks of one engine's own reports, row by row.
 
+use kvlane_core::disaggregation::Role;
 use kvlane_fleet::worker::config::FeedSpec;
 use kvlane_http::client::Client;
+use kvlane_wire::disaggregation::{Connector, Reported};
 use kvlane_wire::engine::{
     ASSUMED, ENGINES, EngineKind, FeedQuery, FeedSource, PrefixCaching, Tokenize, advice, block_tokens,
     load_report, resolve,
@@ -11,7 +13,7 @@ use serde_json::Value;
 
 use super::check::Checks;
 use super::workers::Engine;
-use super::{Examined, Way, events, request, tokens};
+use super::{Examined, Way, events, pairs, request, tokens};
 
 /// Facts about an engine.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +28,12 @@ pub(super) struct Facts {
     pub(super) block_tokens: Option<u32>,
     /// Its KV event feeds.
     pub(super) feeds: Vec<Feed>,
+    /// Its role as a worker.
+    pub(super) role: Role,
+    /// The bootstrap port that it is configured with.
+    pub(super) bootstrap_port: Option<u16>,
+    /// What it reports about its connector.
+    pub(super) transfer: Reported,
     /// A hash of the ids that it returns for a set of texts: the same for the same tokenizer and template.
     pub(super) tokens_hash: Option<u64>,
 }
@@ -50,7 +58,8 @@ impl Facts {
 pub(super) async fn examine(examined: &Engine, way: &Way) -> Examined {
     let engine = &examined.client;
     let mut checks = Checks::default();
-    let mut facts = Facts::default();
+    let mut facts =
+        Facts { role: examined.role, bootstrap_port: examined.bootstrap_port, ..Facts::default() };
     if reachable(engine, &mut checks).await {
         let page = metrics(engine, &mut facts, &mut checks).await;
         version(engine, &mut facts, &mut checks).await;
@@ -59,7 +68,14 @@ pub(super) async fn examine(examined: &Engine, way: &Way) -> Examined {
         block_size(&facts, &mut checks);
         tokens::compare(engine, way, &mut facts, &mut checks).await;
         feeds(examined, way, &mut facts, &mut checks).await;
+        if let Some(connector) = way.connector {
+            pairs::examine(examined, connector, page.as_deref(), &mut facts, &mut checks).await;
+        }
+        let serves_alone = facts.role == Role::Both || way.connector.is_none_or(Connector::is_elastic);
         match (facts.model.clone(), way.sends) {
+            (Some(_), true) if !serves_alone => {
+                checks.skip("usage", "it serves no request alone; see `transfer`");
+            }
             (Some(model), true) => {
                 let told = events::listen(engine, &model, way, &facts, &mut checks).await;
                 request::compare(&model, told, &mut facts, &mut checks).await;
@@ -289,7 +305,7 @@ async fn told_feeds(engine: &Client) -> Option<(String, Vec<FeedSource>)> {
     None
 }
 
-async fn json(engine: &Client, path: &str) -> Option<Value> {
+pub(super) async fn json(engine: &Client, path: &str) -> Option<Value> {
     let (status, body) = engine.get(path).await.ok()?;
     serde_json::from_slice(&body).ok().filter(|_| status == 200)
 }

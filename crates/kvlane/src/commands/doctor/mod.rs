@@ -9,6 +9,7 @@ mod engine;
 mod events;
 mod feed;
 mod fleet;
+mod pairs;
 mod request;
 mod show;
 mod tokens;
@@ -19,10 +20,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{ArgAction, Args};
+use kvlane_core::disaggregation::Role;
 use kvlane_http::client::Client;
 use kvlane_http::secret::Secret;
 use kvlane_tokens::{Source, Tokenizer};
+use kvlane_wire::disaggregation::Connector;
 
 use self::check::{Checks, Verdict};
 use self::engine::Facts;
@@ -37,8 +40,18 @@ const USAGE: u8 = 2;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
     /// The engines: `http://host:port`.
-    #[arg(required_unless_present = "config", value_name = "URL")]
+    #[arg(required_unless_present_any = ["config", "prefill", "decode"], value_name = "URL")]
     urls: Vec<String>,
+    /// An engine that computes prompts for others, and its bootstrap port if it is SGLang's. Repeatable.
+    #[arg(long, num_args = 1..=2, value_names = ["URL", "BOOTSTRAP_PORT"], action = ArgAction::Append)]
+    prefill: Vec<String>,
+    /// An engine that decodes answers whose prompt another has computed. Repeatable.
+    #[arg(long, num_args = 1.., value_name = "URL")]
+    decode: Vec<String>,
+    /// How engines pass KV blocks on: that of the configuration by default; with `--prefill` or `--decode` sglang if there is
+    /// a bootstrap port, else nixl.
+    #[arg(long, value_name = "CONNECTOR", value_parser = connector)]
+    kv_connector: Option<Connector>,
     /// Configuration of a gateway: its workers are examined, too, and those that its sources of discovery name.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -81,6 +94,8 @@ pub(super) struct Way {
     kv_events_replay_port: Option<u16>,
     patience: Duration,
     sends: bool,
+    /// How engines pass KV blocks on, if two of them share requests.
+    connector: Option<Connector>,
 }
 
 /// Facts about one engine, and the results of its checks.
@@ -99,6 +114,13 @@ pub(super) struct Report {
     gateway: Option<Checks>,
 }
 
+fn connector(text: &str) -> Result<Connector, String> {
+    Connector::named(text).ok_or_else(|| {
+        let names = Connector::ALL.map(Connector::name).join(", ");
+        format!("no KV connector: use one of {names}")
+    })
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(secs) if (0.001..=3600.0).contains(&secs) => Ok(secs),
@@ -108,13 +130,12 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs it.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
-    let way = match Way::new(args) {
+    let mut way = match Way::new(args) {
         Ok(way) => way,
         Err(error) => return usage(&error),
     };
     let key = args.worker_api_key.as_ref();
-    let engines: Result<Vec<Engine>, String> =
-        args.urls.iter().map(|url| Engine::at(url, key, way.patience)).collect();
+    let engines = engines_of(args, key, way.patience);
     let gateway = args.gateway.as_ref().map(|url| match &args.admin_api_key {
         Some(key) => {
             let client = Client::at(url, way.patience)?;
@@ -127,6 +148,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         (Ok(engines), Ok(gateway), Ok(configured)) => (engines, gateway, configured),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return usage(&error),
     };
+    if let Some(configured) = &configured {
+        way.connector = way.connector.or(configured.connector());
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(async {
         let discovery = match configured {
@@ -137,6 +161,27 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     });
     show::write(&report, args.json.as_deref())?;
     Ok(if report.count(Verdict::Fail) > 0 { ExitCode::from(FAILURES) } else { ExitCode::SUCCESS })
+}
+
+/// The engines of the command line.
+fn engines_of(args: &DoctorArgs, key: Option<&Secret>, patience: Duration) -> Result<Vec<Engine>, String> {
+    let engine = |url: &String, role| Ok::<_, String>(Engine { role, ..Engine::at(url, key, patience)? });
+    let mut engines = Vec::new();
+    for said in &args.prefill {
+        match (said.parse::<u16>(), engines.last_mut()) {
+            // The second value of the flag.
+            (Ok(port), Some(Engine { bootstrap_port, .. })) => *bootstrap_port = Some(port),
+            (Ok(_), None) => return Err(format!("--prefill {said}: the URL comes first")),
+            (Err(_), _) => engines.push(engine(said, Role::Prefill)?),
+        }
+    }
+    for url in &args.decode {
+        engines.push(engine(url, Role::Decode)?);
+    }
+    for url in &args.urls {
+        engines.push(engine(url, Role::Both)?);
+    }
+    Ok(engines)
 }
 
 /// The command line cannot be executed.
@@ -166,7 +211,8 @@ async fn examine(engines: &[Engine], gateway: Option<&Client>, way: &Way) -> Rep
     }
     let place = |one: &Examined| engines.iter().position(|engine| engine.client.url() == one.url);
     examined.sort_by_key(place);
-    let fleet = fleet::compare(&examined);
+    let mut fleet = fleet::compare(&examined);
+    fleet.0.extend(pairs::compare(engines, &examined, way).await.0);
     let gateway = match gateway {
         Some(gateway) => Some(fleet::gateway(gateway, &examined).await),
         None => None,
@@ -192,6 +238,11 @@ impl Way {
             kv_events_replay_port: args.kv_events_replay_port,
             patience: Duration::from_secs_f64(args.timeout_secs),
             sends: !args.no_request,
+            connector: args.kv_connector.or_else(|| {
+                let has_port = args.prefill.iter().any(|said| said.parse::<u16>().is_ok());
+                let by_ports = if has_port { Connector::Sglang } else { Connector::Nixl };
+                (!args.prefill.is_empty() || !args.decode.is_empty()).then_some(by_ports)
+            }),
         })
     }
 }

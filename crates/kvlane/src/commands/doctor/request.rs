@@ -4,6 +4,7 @@ use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use kvlane_control::pair_check::{random_prompt, words_of};
 use kvlane_core::rng::Rng;
 use kvlane_http::client::Client;
 use kvlane_wire::engine::{Tokenize, advice};
@@ -16,12 +17,8 @@ use super::engine::Facts;
 use super::events::Told;
 use super::tokens::tokenized;
 
-/// Minimum full blocks of the prompt.
-const BLOCKS: u32 = 4;
 /// Tokens of a block if unknown.
 const BLOCK_TOKENS: u32 = 16;
-/// Letters of a word. With the space after it, a word is at least one token, in any vocabulary.
-const WORD_LETTERS: usize = 5;
 
 /// A request that was answered.
 #[derive(Clone, Debug)]
@@ -38,16 +35,11 @@ pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = since.as_nanos() as u64 ^ (u64::from(process::id()) << 32) ^ u64::from(attempt);
     let mut rng = Rng::new(seed);
-    let words = (BLOCKS + 1) * facts.block_tokens.unwrap_or(BLOCK_TOKENS);
+    let words = words_of(facts.block_tokens.unwrap_or(BLOCK_TOKENS));
     // A word may take several tokens.
     let words =
         facts.max_model_len.map_or(words, |max| words.min(u32::try_from(max / 8).unwrap_or(u32::MAX)));
-    let mut text = String::new();
-    for _ in 0..words.max(1) {
-        text.extend((0..WORD_LETTERS).map(|_| char::from(b'a' + rng.below(26) as u8)));
-        text.push(' ');
-    }
-    text
+    random_prompt(&mut rng, words)
 }
 
 /// Sends a prompt for an answer of one token.

@@ -76,7 +76,7 @@ fn as_json(report: &Report) -> Value {
             .collect();
         json!({
             "url": url, "engine": facts.kind.map(|kind| kind.name), "version": facts.version,
-            "model": facts.model, "max_model_len": facts.max_model_len, "block_tokens": facts.block_tokens,
+            "model": facts.model, "role": facts.role, "max_model_len": facts.max_model_len, "block_tokens": facts.block_tokens,
             "kv_events": feeds, "checks": checks,
         })
     };

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvlane_core::disaggregation::Role;
 use kvlane_fleet::discovery::{DNS, FILE};
 use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
 use kvlane_gateway::config::Config;
@@ -15,6 +16,7 @@ use kvlane_http::connections::{Connections, ConnectionsConfig};
 use kvlane_http::secret::Secret;
 use kvlane_http::tls::{Tls, ToWorkers};
 use kvlane_http::upstream::{Upstream, UpstreamId};
+use kvlane_wire::disaggregation::Connector;
 
 use super::check::Checks;
 
@@ -23,6 +25,10 @@ pub(super) struct Engine {
     pub(super) client: Client,
     /// The KV event feeds that the configuration or a source gives it, one per rank.
     pub(super) feeds: Vec<FeedSpec>,
+    /// What it is used for where two engines share a request.
+    pub(super) role: Role,
+    /// Its bootstrap port.
+    pub(super) bootstrap_port: Option<u16>,
 }
 
 /// The workers of a configuration and of its sources.
@@ -44,7 +50,7 @@ impl Engine {
             Some(key) => client.with_key(key).map_err(|error| format!("--worker-api-key: {error}"))?,
             None => client,
         };
-        Ok(Self { client, feeds: Vec::new() })
+        Ok(Self { client, feeds: Vec::new(), role: Role::Both, bootstrap_port: None })
     }
 }
 
@@ -59,6 +65,11 @@ impl Configured {
         let config = crate::config::of_file(path).map_err(|error| format!("--config: {error:#}"))?;
         let tls = Tls::read(&config.tls).map_err(|error| format!("--config: {}: {error}", path.display()))?;
         Ok(Self { config, tls: tls.workers })
+    }
+
+    /// Its connector.
+    pub(super) fn connector(&self) -> Option<Connector> {
+        self.config.disaggregation.connector
     }
 
     /// Asks its sources once, and adds its workers and theirs to `engines`. The rows are about the sources.
@@ -124,7 +135,8 @@ impl Configured {
         let connections = ConnectionsConfig { connect_timeout: limit, ..self.config.upstream.clone() };
         let connections = Connections::new(connections, Arc::clone(&self.tls));
         let client = Client::new(Arc::new(upstream), connections, limit);
-        Ok(Engine { client, feeds: spec.kv_events.clone() })
+        let (role, bootstrap_port) = (spec.role, spec.bootstrap_port);
+        Ok(Engine { client, feeds: spec.kv_events.clone(), role, bootstrap_port })
     }
 }
 

@@ -100,6 +100,9 @@ pub(crate) struct MockEngineArgs {
     /// Engine seconds of a transfer before its first byte.
     #[arg(long, value_name = "SECONDS", default_value_t = KvTransferConfig::default().kv_transfer_latency)]
     kv_transfer_latency: f64,
+    /// Engine seconds that the first transfer from each other engine takes longer; NIXL's take about 7.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    kv_transfer_handshake: f64,
     /// Tokens of KV cache that are transferred per engine second [default: 128 KiB a token at 400 Gbit/s].
     #[arg(long, value_name = "TOKENS")]
     kv_transfer_tokens_per_second: Option<f64>,
@@ -124,6 +127,7 @@ fn transfer(args: &MockEngineArgs) -> KvTransferConfig {
         role: args.role,
         kv_lease: args.kv_lease,
         kv_transfer_latency: args.kv_transfer_latency,
+        kv_transfer_handshake: args.kv_transfer_handshake,
         kv_transfer_tokens_per_second: args
             .kv_transfer_tokens_per_second
             .unwrap_or(default.kv_transfer_tokens_per_second),
