@@ -209,14 +209,20 @@ fn published() -> impl Strategy<Value = Published> {
 
 fn scenarios() -> impl Strategy<Value = Scenario> {
     (
-        (".{0,9}", ".{0,20}", fleets(), workloads(), any::<u32>()),
+        (".{0,9}", ".{0,20}", fleets(), workloads(), any::<u32>(), any::<u32>()),
         prop::collection::vec(arms(), 0..3),
         prop::collection::vec(faults(), 0..3),
         prop::collection::vec(published(), 0..3),
         (figure(), figure(), any::<u32>(), any::<u32>()),
     )
         .prop_map(
-            |((scenario, about, fleet, workload, seeds), policies, faults, published, judgement)| Scenario {
+            |(
+                (scenario, about, fleet, workload, seeds, first_seed),
+                policies,
+                faults,
+                published,
+                judgement,
+            )| Scenario {
                 scenario,
                 about,
                 fleet,
@@ -224,6 +230,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
                 policies,
                 faults,
                 seeds,
+                first_seed,
                 judgement: Judgement {
                     slo_ttft_s: judgement.0,
                     slo_tpot_ms: judgement.1,

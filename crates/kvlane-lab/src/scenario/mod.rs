@@ -44,9 +44,12 @@ pub struct Scenario {
     /// Faults, at times from the start of each run.
     #[serde(default)]
     pub faults: Vec<FaultSpec>,
-    /// Number of runs of each, with seeds from 1.
+    /// Number of runs of each, under consecutive seeds.
     #[serde(default = "one")]
     pub seeds: u32,
+    /// The first seed.
+    #[serde(default = "one")]
+    pub first_seed: u32,
     /// Limits for goodput and classes.
     #[serde(default)]
     pub judgement: Judgement,

@@ -161,7 +161,11 @@ pub fn run(
     // Job `n` is arm, point and seed, the seed varying fastest.
     let parts = |job: usize| {
         let (run, seed) = (job / seeds as usize, job % seeds as usize);
-        (&scenario.policies[run / loads], &prepared.points[run % loads], 1 + seed as u32)
+        (
+            &scenario.policies[run / loads],
+            &prepared.points[run % loads],
+            scenario.first_seed.saturating_add(seed as u32),
+        )
     };
     let total: usize =
         prepared.points.iter().map(|point| prepared.requests(point)).sum::<usize>() * arms * seeds as usize;
@@ -405,7 +409,7 @@ impl<'a> Prepared<'a> {
     /// One policy, one point, one seed: the results of each of the point's cells.
     fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
         let mut world = self.setting.world(arm, seed);
-        let keep = self.records && seed == 1;
+        let keep = self.records && seed == self.scenario.first_seed;
         let content_seed = u64::from(seed);
         let mut content = match point.conversations() {
             None => self.source.all(content_seed)?,

@@ -248,6 +248,7 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
         policies: policies.collect::<Result<_>>()?,
         faults: Vec::new(),
         seeds: 1,
+        first_seed: 1,
         judgement: Default::default(),
         published: Vec::new(),
     })
