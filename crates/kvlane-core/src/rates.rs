@@ -26,6 +26,10 @@ pub struct Rates {
     pub context_token_s: f64,
 }
 
+/// Most prompt tokens per step, to estimate how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its
+/// server on large GPUs).
+pub(crate) const STEP_TOKENS: u64 = 8192;
+
 /// Number of first tokens from which a pace counts as learned: by then it can have moved up to thirtyfold.
 const LEARNED_SAMPLES: u32 = 8;
 

@@ -35,15 +35,18 @@
 //! |---|---|---|
 //! | transfer | its learned mean | this request, until its first token |
 //! | second step | `3/2 s'` | this request, which waits for a step of the other endpoint too |
-//! | copy | `R/(1-R) p` | requests whose blocks the copy evicts |
-//! | room | see [`Terms::room_s`] | this request, until the other endpoint has room |
-//! | interrupted | `s' o i/(1-i)` | this request, whose decoding stalls during later prefills |
+//! | its step | see [`Terms::step_s`] | this request, which waits for a prompt that is computed where it is decoded |
+//! | copy | `R/(1-R) p (1 + d/2 + 2 f)` | requests whose blocks the copy evicts, as "again" |
+//! | room | see [`Terms::room_s`] | this request and those behind it, until an endpoint has room |
+//! | interrupted | `s' o i/(1-i) s/s0` | this request, whose decoding stalls during later prefills |
 //!
-//! "Interrupted" applies to whole requests there, too; `i` is the share of the last seconds that an endpoint's prompts have
-//! kept it from decoding. And the stall is `(p - s) d`: a prompt stalls answers for as long as its arithmetic exceeds the
-//! time in which a step reads the weights anyway. In a fleet where every endpoint does everything, both are the same
-//! everywhere and would not change a choice between endpoints; here they are what a split saves. Endpoints that have
-//! happened to compute prompts get fewer answers and so more prompts: a fleet divides itself as far as that pays.
+//! "Room" and "interrupted" apply to whole requests there, too, and "room" to the endpoint that computes the prompt: blocks
+//! that have two copies fill caches sooner. `i` is the share of the last seconds that an endpoint's prompts have kept it
+//! from decoding. And the stall is `(p - s) d`: a prompt stalls answers for as long as its arithmetic exceeds the time in
+//! which a step reads the weights anyway. Stall and "interrupted" are multiplied by `s/s0`, where `s0` is a step without
+//! requests: answers that stay longer lengthen the steps of all. In a fleet where every endpoint does everything, these are
+//! the same everywhere and would not change a choice between endpoints; here they are what a split saves. Endpoints that
+//! have happened to compute prompts get fewer answers and so more prompts: a fleet divides itself as far as that pays.
 //!
 //! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
 //! slower machines too, which improves the mean and worsens the longest waits.
@@ -54,6 +57,7 @@ use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason};
 use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
+use crate::rates::STEP_TOKENS;
 use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -158,8 +162,8 @@ struct Terms<'a> {
     decode: f64,
     slower: f64,
     stall: f64,
-    /// Share of a decode step that hides the arithmetic of a prompt.
-    hidden: f64,
+    /// Whether the request may be split.
+    may_split: bool,
     behind: f64,
     again: f64,
     new_prefix: f64,
@@ -219,9 +223,16 @@ impl Effect {
 }
 
 impl Effect {
-    /// Seconds for which the prompt keeps others from decoding, if this share of a step hides arithmetic.
-    fn stalled_s(&self, hidden: f64) -> f64 {
-        (self.prefill_s - hidden * self.before_s).max(0.0)
+    /// Seconds for which the prompt keeps others from decoding, beyond the time of a step, which hides arithmetic.
+    fn stalled_s(&self) -> f64 {
+        (self.prefill_s - self.before_s).max(0.0)
+    }
+
+    /// Total delay of answers for each second by which all of an endpoint's answers are delayed. Delayed answers stay in the
+    /// batch, which lengthens its steps and delays them further. With a constant stream of answers their number grows with
+    /// the time of a step, which is `s0 + c n`: so the sum of it all is `s / s0`.
+    fn growth(&self, row: &Candidate) -> f64 {
+        if row.rates.step_s > 0.0 { (self.before_s / row.rates.step_s).max(1.0) } else { 1.0 }
     }
 }
 
@@ -280,7 +291,7 @@ impl FleetCost {
             decode: self.weight(Term::Decode) * DECODE_WORTH * output_tokens,
             slower: self.weight(Term::Slower) * DECODE_WORTH * output_tokens.min(usual),
             stall: self.weight(Term::Stall) * STALL_WORTH,
-            hidden: 0.0,
+            may_split: false,
             behind: self.weight(Term::Behind) * BEHIND,
             again: self.weight(Term::Again) * share / (1.0 - share),
             new_prefix: if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 },
@@ -305,7 +316,7 @@ impl FleetCost {
     /// Adds the stall of answers at the endpoint that computes a prompt.
     fn add_stall(&mut self, terms: &Terms<'_>, computes: &Candidate) {
         let stalls = self.stalls.get_or_insert(computes.endpoint, Work::default);
-        let secs = stalls.secs(terms.now, STALL_MEMORY_S) + terms.effect(computes).stalled_s(1.0);
+        let secs = stalls.secs(terms.now, STALL_MEMORY_S) + terms.effect(computes).stalled_s();
         *stalls = Work { secs, at: terms.now };
     }
 
@@ -333,9 +344,10 @@ impl Terms<'_> {
         let in_flight = &row.load.in_flight;
         let InFlight { prefilling, prefill_tokens, prefill_pairs, .. } = *in_flight;
         let decoding = f64::from(in_flight.decoding());
+        let stalled_s = if self.may_split { effect.stalled_s() * effect.growth(row) } else { effect.prefill_s };
         row.rates.prefill_s(prefill_tokens, prefill_pairs)
             + effect.prefill_s * (1.0 + self.behind * f64::from(prefilling) + self.evicted(in_flight))
-            + self.stall * effect.stalled_s(self.hidden) * decoding
+            + self.stall * stalled_s * decoding
     }
 
     /// The cost if one endpoint does both.
@@ -348,34 +360,47 @@ impl Terms<'_> {
             + self.new_prefix * work_s(row.endpoint)
     }
 
-    /// The cost of a prompt that is decoded elsewhere.
+    /// The cost of a prompt that is decoded elsewhere. Its endpoint holds the blocks until they have arrived there.
     fn prompt_s(&self, row: &Candidate) -> f64 {
-        self.first_token_s(row, &self.effect(row))
+        let effect = self.effect(row);
+        self.first_token_s(row, &effect) + self.room_s(row, 0.0, effect.with_s)
     }
 
     /// The cost of an answer whose prompt was computed elsewhere: its blocks are a copy that evicts others, and it waits
     /// until there is room for them. The next turn, with this answer, is for this endpoint.
     fn answer_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
         let Effect { prefill_s, before_s, with_s } = self.effect(row);
-        prefill_s * self.again
-            + self.room_s(row, with_s)
+        prefill_s * self.evicted(&row.load.in_flight)
+            + self.room_s(row, self.output_tokens, with_s)
+            + self.step_s(row)
             + STEPS_AFTER_TRANSFER * with_s
             + self.decode * with_s
             + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
             + self.new_prefix * work_s(row.endpoint)
     }
 
-    /// Seconds until answers in flight have freed enough of the KV cache for this request, by the capacity that the
-    /// engine reports: each holds its context until it has its usual length.
-    fn room_s(&self, row: &Candidate, step_s: f64) -> f64 {
-        let capacity = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
-        let held = row.load.in_flight.context_tokens as f64;
-        let own = f64::from(self.request.prompt_tokens) + self.output_tokens;
-        let missing = capacity.map_or(0.0, |capacity| held + own - capacity as f64);
-        if missing <= 0.0 || held <= 0.0 {
+    /// Seconds of the prompts in the step that is in progress, if prompts are queued here: blocks that arrive meanwhile wait
+    /// for its end.
+    fn step_s(&self, row: &Candidate) -> f64 {
+        let InFlight { prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
+        let share = STEP_TOKENS as f64 / prefill_tokens.max(STEP_TOKENS) as f64;
+        share * row.rates.prefill_s(prefill_tokens, prefill_pairs)
+    }
+
+    /// Seconds until answers in flight have freed enough of the KV cache for this request with `output_tokens`, by the
+    /// capacity that the engine reports: each answer holds its context until it has its usual length, and what exceeds the
+    /// capacity holds nothing yet. Engines admit requests in order, so those queued here and behind them wait as long.
+    fn room_s(&self, row: &Candidate, output_tokens: f64, step_s: f64) -> f64 {
+        let reported = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
+        let Some(capacity) = reported.filter(|&capacity| capacity > 0) else { return 0.0 };
+        let InFlight { context_tokens, prefilling, .. } = row.load.in_flight;
+        let own_tokens = f64::from(self.request.prompt_tokens) + output_tokens;
+        let missing = context_tokens as f64 + own_tokens - capacity as f64;
+        if missing <= 0.0 || context_tokens == 0 {
             return 0.0;
         }
-        missing / held * self.usual * step_s
+        let wait_s = missing / context_tokens.min(capacity) as f64 * self.usual * step_s;
+        wait_s * (1.0 + self.behind * f64::from(prefilling))
     }
 }
 
@@ -410,13 +435,17 @@ impl Policy for FleetCost {
     fn pick_split(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate], pairs: Pairs<'_>) -> Option<Pick> {
         cx.reason = Reason::LowestCost;
         let (seen_tokens, terms) = self.terms(cx, candidates);
-        let terms = Terms { stall: self.weight(Term::Stall) * SPLIT_STALL_WORTH, hidden: 1.0, ..terms };
+        let terms = Terms { stall: self.weight(Term::Stall) * SPLIT_STALL_WORTH, may_split: true, ..terms };
         let work = |id| self.work_s(id, terms.now);
         let interrupted_s = |row: &Candidate| {
             let stalls = self.weight(Term::Stall) * self.interrupted(row.endpoint, terms.now);
-            stalls * terms.output_tokens * terms.effect(row).with_s
+            let effect = terms.effect(row);
+            stalls * effect.growth(row) * terms.output_tokens * effect.with_s
         };
-        let alone_s = |row: &Candidate| terms.alone_s(row, work) + interrupted_s(row);
+        let alone_s = |row: &Candidate| {
+            let room_s = terms.room_s(row, terms.output_tokens, terms.effect(row).with_s);
+            terms.alone_s(row, work) + room_s + interrupted_s(row)
+        };
         let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row);
         let may_serve = |row: &Candidate| row.part.may_serve_alone();
         let alone = cx.cheapest_of(candidates, may_serve, alone_s);

@@ -3,7 +3,7 @@
 use crate::endpoint::Endpoint;
 use crate::forecast::{Forecast, Kind, Usual};
 use crate::load::{InFlight, Load};
-use crate::rates::{FirstTokenWork, Pace, Rates};
+use crate::rates::{FirstTokenWork, Pace, Rates, STEP_TOKENS};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 use crate::timing::TimingModel;
@@ -16,10 +16,6 @@ const LAST_TOKENS_MIN: u32 = 2;
 
 /// KV cache usage from which a first token may have waited for free blocks; such a time says nothing about speed.
 const FULL_RATIO: f32 = 0.85;
-
-/// Most prompt tokens per step, to estimate how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its
-/// server on large GPUs).
-pub(super) const STEP_TOKENS: u64 = 8192;
 
 /// What one pool has learned.
 #[derive(Debug, Default)]

@@ -29,7 +29,7 @@ use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
 use crate::policy::{Candidate, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
-use crate::rates::Rates;
+use crate::rates::{Rates, STEP_TOKENS};
 use crate::request::RequestId;
 use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
@@ -45,7 +45,7 @@ use admission::Dequeued;
 use availability::AvailabilitySummary;
 use estimated_prefills::EstimatedPrefills;
 use in_flight::{InFlightRequest, InFlightTable, Turn};
-use learning::{Learning, STEP_TOKENS};
+use learning::Learning;
 use shadow::Shadow;
 use split::Splits;
 

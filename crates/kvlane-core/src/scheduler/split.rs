@@ -238,6 +238,7 @@ mod tests {
     use super::super::Input;
     use super::super::tests::{World, config, endpoint};
     use super::*;
+    use crate::cache_accuracy::Prediction;
     use crate::load::{InFlight, LoadReport};
 
     const LEG: RequestId = RequestId(1001);
@@ -409,9 +410,98 @@ mod tests {
         assert_eq!(arrive(&mut world, 51, 16), Some((1, None)));
         (0..30).for_each(|_| {
             let now = world.now;
-            world.scheduler.splits.transfers.failed(now, endpoint(0), endpoint(1), 60.0);
+            world.scheduler.splits.transfers.failed(now, endpoint(0), endpoint(1), 120.0);
         });
         assert_eq!(arrive(&mut world, 52, 30_000), Some((1, None)), "transfers cost too much");
+    }
+
+    /// An endpoint decodes requests, which `others` do not get.
+    fn decode_at(
+        world: &mut World,
+        slot: u16,
+        others: &[u16],
+        ids: std::ops::Range<u64>,
+        prompt_tokens: u32,
+    ) {
+        for id in ids.map(RequestId) {
+            let excluded = others.iter().map(|&other| endpoint(other)).collect::<Vec<_>>().into();
+            let request = SchedulingRequest { excluded, ..SchedulingRequest::new(id, prompt_tokens) };
+            world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
+            world.step(Input::FirstToken { request: id });
+            assert!(world.ledger(slot).requests > 0);
+        }
+    }
+
+    /// The copy at the decode endpoint evicts blocks that others need, and what they compute again stalls answers there.
+    #[test]
+    fn where_prompts_repeat_a_copy_costs_what_it_evicts() {
+        let picked = |repeats: bool| {
+            let mut world = world(config("fleet_cost"), &[Role::Prefill, Role::Decode]);
+            for id in 0..300 {
+                let held = if repeats { 2000 } else { 0 };
+                world.arrive(id, 2000, &[(endpoint(1), held)]);
+                world.step(Input::Finished { request: RequestId(id) });
+            }
+            decode_at(&mut world, 1, &[0], 400..410, 2000);
+            arrive(&mut world, 500, 30_000)
+        };
+        assert_eq!(picked(false), Some((1, Some(0))));
+        assert_eq!(picked(true), Some((1, None)));
+    }
+
+    /// An endpoint whose cache is full gets neither a whole request nor a prompt, though it holds the prefix.
+    #[test]
+    fn a_prompt_waits_for_room_where_it_is_computed() {
+        let picked = |capacity_tokens: u64, transfers_fail: bool| {
+            let mut world = world(config("fleet_cost"), &[Role::Both, Role::Both]);
+            decode_at(&mut world, 0, &[1], 0..1, 39_600);
+            for slot in 0..2 {
+                let kv_capacity_tokens = Some(if slot == 0 { capacity_tokens } else { 4_000_000 });
+                let reported = LoadReport { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens };
+                world.step(Input::Reported { endpoint: endpoint(slot), reported });
+            }
+            for (from, to) in [(0, 1), (1, 0)].into_iter().filter(|_| transfers_fail) {
+                let now = world.now;
+                (0..30).for_each(|_| {
+                    world.scheduler.splits.transfers.failed(now, endpoint(from), endpoint(to), 60.0)
+                });
+            }
+            let held = Prediction { exact: 0, approximate: 9990 };
+            let request =
+                SchedulingRequest { leg: Some(LEG), ..SchedulingRequest::new(RequestId(9), 10_000) };
+            let overlap = vec![(endpoint(0), held)];
+            let out = world.step(Input::Arrived { request, overlap, block_tokens: 16 });
+            out.iter().find_map(|output| match output {
+                Output::Dispatch { placement, .. } => {
+                    Some((placement.endpoint, placement.prefill.map(|leg| leg.endpoint)))
+                }
+                _ => None,
+            })
+        };
+        assert_eq!(
+            picked(4_000_000, false),
+            Some((endpoint(1), Some(endpoint(0)))),
+            "with room, prompts go there"
+        );
+        assert_eq!(picked(40_000, false), Some((endpoint(1), None)));
+        assert_eq!(picked(4_000_000, true), Some((endpoint(0), None)), "with room, whole requests do");
+        assert_eq!(picked(40_000, true), Some((endpoint(1), None)));
+    }
+
+    #[test]
+    fn blocks_are_not_sent_where_a_long_step_is_in_progress() {
+        let picked = |computed: bool| {
+            let mut world = world(config("fleet_cost"), &[Role::Prefill, Role::Decode, Role::Decode]);
+            decode_at(&mut world, 2, &[0, 1], 0..1, 9000);
+            let excluded = [0, 2].map(endpoint).into();
+            let request = SchedulingRequest { excluded, ..SchedulingRequest::new(RequestId(5), 8000) };
+            world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
+            if computed {
+                world.step(Input::FirstToken { request: RequestId(5) });
+            }
+            arrive(&mut world, 50, 30_000)
+        };
+        assert_eq!((picked(true), picked(false)), (Some((1, Some(0))), Some((2, Some(0)))));
     }
 
     #[test]
