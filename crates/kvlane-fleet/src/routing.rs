@@ -17,7 +17,7 @@ section! {
         /// The policies are fleet_cost (also called auto), cache_aware, prefix_aware, lmetric, least_prefill,
         /// least_tokens, least_load, power_of_two, round_robin, random, or policies of other routers: weighted,
         /// llm_d_affinity, dynamo, aibrix, preble, conductor, kv_aware, smg_least_load, vllm_dp, consistent_hash,
-        /// prefix_hash, session_sticky, heavy_warm, dlpm.
+        /// prefix_hash, session_sticky, heavy_warm, linear, heavy_offload, dlpm.
         #[serde(deserialize_with = "name_or_config")]
         pub policy: PolicyConfig = PolicyConfig::FleetCost(Default::default());
         /// A second policy that is evaluated at each decision without effect on placement, for `GET /whatif`.

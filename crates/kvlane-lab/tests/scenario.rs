@@ -64,13 +64,13 @@ fn groups() -> impl Strategy<Value = Group> {
     (
         (any::<u32>(), names.clone(), names.clone(), names.clone(), any::<u32>(), names),
         (prop::option::of(any::<u32>()), figure(), prop::option::of(any::<u64>()), eviction()),
-        (prop::option::of(tier), batching, link, prop::option::of(any::<u32>())),
+        (prop::option::of(tier), batching, link, prop::option::of(any::<u32>()), prop::option::of(figure())),
     )
         .prop_map(
             |(
                 (engines, preset, model, gpu, tp, kv_dtype),
                 (block_tokens, memory_share, kv_capacity_tokens, eviction),
-                (cpu_tier, batching, link, max_num_seqs),
+                (cpu_tier, batching, link, max_num_seqs, host_step_s),
             )| Group {
                 engines,
                 preset: preset.clone(),
@@ -86,6 +86,7 @@ fn groups() -> impl Strategy<Value = Group> {
                 cpu_tier,
                 batching,
                 link,
+                host_step_s,
                 max_num_seqs,
                 max_num_batched_tokens: max_num_seqs,
             },
@@ -252,7 +253,7 @@ proptest! {
 }
 
 /// Places of [`SMALL`] that hold numbers, as JSON pointers; some are not there before.
-const NUMBERS: [&str; 26] = [
+const NUMBERS: [&str; 27] = [
     "/fleet/engines",
     "/fleet/tp",
     "/fleet/block_tokens",
@@ -260,6 +261,7 @@ const NUMBERS: [&str; 26] = [
     "/fleet/kv_capacity_tokens",
     "/fleet/max_num_seqs",
     "/fleet/max_num_batched_tokens",
+    "/fleet/host_step_s",
     "/fleet/link/setup_s",
     "/fleet/link/bytes_per_s",
     "/fleet/link/slow_share",

@@ -453,6 +453,10 @@ policies! {
     session_sticky::SessionSticky = "session_sticky" | "session",
     /// Heavy prompts by decode load, others by cache hit and token load.
     heavy_warm::HeavyWarm = "heavy_warm",
+    /// A session stays at its endpoint unless that has too many tokens in flight.
+    linear::Linear = "linear",
+    /// The same, and the prompts of heavy requests are computed at another endpoint.
+    heavy_offload::HeavyOffload = "heavy_offload",
     /// The longest prefix within a client's share at each endpoint.
     dlpm::Dlpm = "dlpm",
     ;
@@ -479,6 +483,7 @@ impl Setting for PolicyConfig {
             Self::ConsistentHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
             Self::PrefixHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
             Self::Dlpm(config) => count("quantum_tokens", config.quantum_tokens, u32::MAX),
+            Self::HeavyOffload(config) => count("offloads_max", config.offloads_max, u32::MAX),
             _ => Ok(()),
         }
     }

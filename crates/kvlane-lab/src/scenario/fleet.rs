@@ -53,6 +53,8 @@ pub struct Group {
     pub batching: Batching,
     /// Link for KV blocks between engines.
     pub link: TransferConfig,
+    /// Seconds of the host in each step, beside the GPU's; else the timing's.
+    pub host_step_s: Option<f64>,
     /// Maximum sequences in a step; else vLLM's default for the machine.
     pub max_num_seqs: Option<u32>,
     /// Maximum tokens in a step; else vLLM's default for the machine.
@@ -166,6 +168,7 @@ impl Default for Group {
             cpu_tier: None,
             batching: Batching::Mixed,
             link: TransferConfig::default(),
+            host_step_s: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
         }
@@ -218,6 +221,7 @@ impl Group {
         let measured_capacity =
             file.as_ref().filter(|f| f.timing.kv_dtype == kv_dtype).and_then(|f| f.kv_capacity_tokens);
         timing.kv_dtype = kv_dtype;
+        timing.host.step_secs = self.host_step_s.unwrap_or(timing.host.step_secs);
         let file = file.as_ref();
         let block_tokens = self.block_tokens.or(file.and_then(|f| f.block_tokens)).unwrap_or(16);
         if !(1..=65_536).contains(&block_tokens) {
@@ -252,6 +256,9 @@ impl Group {
         let span = |secs: f64| (0.0..1e3).contains(&secs);
         if self.max_num_seqs == Some(0) || self.max_num_batched_tokens == Some(0) {
             return bad("max_num_seqs and max_num_batched_tokens must be at least 1");
+        }
+        if !self.host_step_s.is_none_or(|secs| (0.0..10.0).contains(&secs)) {
+            return bad("host_step_s must be at least 0 and below 10");
         }
         if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
             return bad("link: bytes_per_s must be at least 1e6, setup_s 0 to 1000, and slots at least 1");

@@ -14,6 +14,8 @@ const SCENARIOS: &[(&str, &str)] = &[
     ("seed-001", include_str!("../../../../../../scenarios/seed-001.yaml")),
     ("seed-002", include_str!("../../../../../../scenarios/seed-002.yaml")),
     ("seed-004", include_str!("../../../../../../scenarios/seed-004.yaml")),
+    ("seed-004-tp2", include_str!("../../../../../../scenarios/seed-004-tp2.yaml")),
+    ("seed-004-elastic", include_str!("../../../../../../scenarios/seed-004-elastic.yaml")),
     ("seed-004-cache", include_str!("../../../../../../scenarios/seed-004-cache.yaml")),
     ("mooncake-fig5", include_str!("../../../../../../scenarios/mooncake-fig5.yaml")),
     ("prefill-qwen3-32b", include_str!("../../../../../../scenarios/prefill-qwen3-32b.yaml")),
