@@ -781,7 +781,11 @@ async fn engines_with_mooncake_share_no_request_unless_their_roles_are_known() {
     let mut config = in_turn();
     config.disaggregation.connector = Some(Connector::Mooncake);
     config.disaggregation.split_tokens_min = Some(1);
-    let gateway = TestGateway::start(config, &[&one, &two]).await;
+    // A question to a bootstrap server would come as a request, too.
+    let port = |engine: &FakeEngine| engine.authority().rsplit(':').next().and_then(|port| port.parse().ok());
+    let spec = |engine| WorkerSpec { bootstrap_port: port(engine), ..WorkerSpec::new(engine.url()) };
+    config.workers = vec![spec(&one), spec(&two)];
+    let gateway = TestGateway::start(config, &[]).await;
     for _ in 0..4 {
         let mut client = gateway.begin(chat("m", "hi")).await;
         let (_, call) = next_call(&[&one, &two]).await;
