@@ -99,6 +99,7 @@ mod tests {
             rng: &mut rng,
             reason: Reason::default(),
             costs: None,
+            pairs: None,
         };
         case.policy.pick_split(&mut cx, &case.rows, Pairs { transfers, now: Nanos::ZERO })
     }
