@@ -138,9 +138,10 @@ impl Pair<'_> {
             source,
         };
         let first = split.prefill_body(&body).map_err(|error| NoTransfer::Prefill(error.to_string()))?;
-        match self.connector {
-            Connector::Nixl | Connector::LmCache | Connector::SharedStorage | Connector::Sglang => {}
-            other => return Err(NoTransfer::Connector(other)),
+        if let Connector::NixlPush | Connector::Mooncake | Connector::TensorRtLlm | Connector::LlmdSidecar =
+            self.connector
+        {
+            return Err(NoTransfer::Connector(self.connector));
         }
         match self.connector.legs() {
             Legs::InTurn => self.in_turn(&split, &body, &first, said).await,

@@ -251,19 +251,31 @@ async fn a_changed_model_list_changes_the_pools() {
         };
         (on(&a), on(&b))
     };
-    eventually("both lists are known", || holders() == ("m poem".into(), "m poem sql".into())).await;
+    // A worker's names are known before requests come under them.
+    let gets = |engine: &FakeEngine, name: &str| {
+        let worker = gateway.serving().controller.find(&engine.url()).expect("a worker");
+        let snapshot = gateway.fleet().snapshot();
+        let own = snapshot.endpoints_of(worker.id);
+        snapshot.by_name.get(name).is_some_and(|served| {
+            own.iter().any(|(pool, of)| pool.model == served.pool.model && !served.lacking.contains(&of.id))
+        })
+    };
+    eventually("both lists are known", || {
+        holders() == ("m poem".into(), "m poem sql".into()) && gets(&b, "sql") && !gets(&a, "sql")
+    })
+    .await;
     let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/completions", body("sql")), b.answer("{}"));
     assert_eq!(reply.header("x-router-backend"), Some(b.url().as_str()));
 
     b.set_models(list(&["poem"]));
-    eventually("it is unloaded", || holders().1 == "m poem").await;
+    eventually("it is unloaded", || holders().1 == "m poem" && !gets(&b, "sql")).await;
     let reply = gateway.ask("POST", "/v1/completions", body("sql")).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (404, "model_not_found"));
     let ids = gateway.ask("GET", "/v1/models", "").await.json()["data"].to_string();
     assert!(ids.contains("poem") && !ids.contains("sql"), "{ids}");
 
     a.set_models(json!([{"id": "other"}]));
-    eventually("it serves another model", || holders().0 == "other").await;
+    eventually("it serves another model", || holders().0 == "other" && gets(&a, "other")).await;
     let pools = gateway.fleet().pools();
     assert_eq!(pools.iter().map(|pool| pool.model.as_str()).collect::<Vec<_>>(), ["m", "other"]);
     eventually("it gets requests", || eligible(&gateway) == 2).await;

@@ -10,13 +10,7 @@ use kvlane_trace::TraceError;
 fn simulate(text: &str) -> Vec<Row> {
     let scenario: Scenario = serde_saphyr::from_str(text).expect("a scenario");
     let no_trace = |_: &Path| Err(TraceError::Empty);
-    let rows = run(&scenario, Path::new(""), &no_trace, 2, Aside::default(), &|_, _| {}).expect("it runs");
-    for row in &rows {
-        let figures = ["ttft_p50_s", "ttft_p90_s", "tpot_p90_ms", "e2e_p50_s", "cached_share", "split_share"];
-        let figures = figures.map(|figure| row.simulated.get(figure).map(|value| (figure, *value)));
-        println!("{} at {}: {figures:?}", row.arm, row.cell);
-    }
-    rows
+    run(&scenario, Path::new(""), &no_trace, 2, Aside::default(), &|_, _| {}).expect("it runs")
 }
 
 #[track_caller]

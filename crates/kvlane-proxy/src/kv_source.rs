@@ -11,7 +11,7 @@ use kvlane_http::client::Client;
 use kvlane_http::connections::{Connections, ConnectionsConfig};
 use kvlane_http::upstream::{Upstream, UpstreamId};
 use kvlane_wire::disaggregation::{
-    BOOTSTRAP_PORT, Connector, ENGINES_PATH, Source, bootstrap_url, engine_ids, transfer_params,
+    BOOTSTRAP_PORT, Connector, ENGINES_PATH, Source, SourceOf, bootstrap_url, engine_ids, transfer_params,
 };
 
 use crate::attempt_error::TransferError;
@@ -35,13 +35,13 @@ pub(super) async fn find(
     room: u64,
 ) -> Result<Option<Found>, TransferError> {
     let (worker, rank) = (&*leg.worker, leg.endpoint.number);
-    match connector {
-        Connector::Sglang => Ok(Some(Found { source: bootstrap(worker), rank: None })),
-        Connector::NixlPush => {
+    match connector.source() {
+        SourceOf::Worker => Ok(Some(Found { source: bootstrap(worker), rank: None })),
+        SourceOf::EarlierAnswer => {
             let known = worker.kv_sources.steady(rank.unwrap_or(0));
             Ok(known.map(|source| Found { source: (*source).clone(), rank: None }))
         }
-        Connector::Mooncake => match registered(worker, rank, room) {
+        SourceOf::BootstrapServer => match registered(worker, rank, room) {
             Some(found) => Ok(Some(found)),
             None => {
                 ask(worker).await.map_err(TransferError::Bootstrap)?;
@@ -49,13 +49,13 @@ pub(super) async fn find(
                 registered(worker, rank, room).map(Some).ok_or_else(|| TransferError::Bootstrap(absent()))
             }
         },
-        _ => Ok(None),
+        SourceOf::Nothing => Ok(None),
     }
 }
 
 /// Learns from the answer to a first leg. Whether the blocks are where the second leg was told that they are.
 pub(super) fn learn(leg: &Lease, connector: Connector, told: &Source<'_>, said: &[u8]) -> bool {
-    if connector != Connector::NixlPush {
+    if connector.source() != SourceOf::EarlierAnswer {
         return true;
     }
     let Some(source) = transfer_params(said).ok().and_then(|params| params.source()) else { return true };

@@ -48,7 +48,7 @@ enum Command {
     #[command(flatten)]
     Lab(Box<commands::lab::Command>),
     /// Check whether engines provide everything that exact cache knowledge needs.
-    Doctor(commands::doctor::DoctorArgs),
+    Doctor(Box<commands::doctor::DoctorArgs>),
     /// Generate or hash an API key.
     #[command(subcommand)]
     Key(commands::key::KeyCommand),

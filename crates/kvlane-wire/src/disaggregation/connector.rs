@@ -82,6 +82,19 @@ pub struct Source<'a> {
     pub dcp_size: u32,
 }
 
+/// What says where a prompt's blocks will be before the first leg is answered; see [`Source`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceOf {
+    /// The prefill worker's address and its bootstrap port.
+    Worker,
+    /// The answer to an earlier first leg.
+    EarlierAnswer,
+    /// The prefill worker's bootstrap server, which is asked.
+    BootstrapServer,
+    /// Nothing: its answer tells, or no second leg needs to know.
+    Nothing,
+}
+
 setting!(Text: Connector);
 
 impl Serialize for Connector {
@@ -164,6 +177,21 @@ impl Connector {
     /// Whether both legs may be sent at once.
     pub(super) const fn is_parallel(self) -> bool {
         matches!(self.legs(), Legs::AtOnce)
+    }
+
+    /// The connector of engines of which nothing else is said: only SGLang's are given with bootstrap ports.
+    pub const fn implied(has_bootstrap_ports: bool) -> Self {
+        if has_bootstrap_ports { Self::Sglang } else { Self::Nixl }
+    }
+
+    /// What says where a prompt's blocks will be before the first leg is answered.
+    pub const fn source(self) -> SourceOf {
+        match self {
+            Self::Sglang => SourceOf::Worker,
+            Self::NixlPush => SourceOf::EarlierAnswer,
+            Self::Mooncake => SourceOf::BootstrapServer,
+            _ => SourceOf::Nothing,
+        }
     }
 
     /// Whether the answer to a first leg has `kv_transfer_params`, which a second leg in turn must relay.

@@ -34,7 +34,7 @@ mod sglang;
 mod trtllm;
 
 pub use self::bodies::strip_transfer_params;
-pub use self::connector::{BOOTSTRAP_PORT, Connector, Legs, REQUEST_ID_HEADER, Source, Split};
+pub use self::connector::{BOOTSTRAP_PORT, Connector, Legs, REQUEST_ID_HEADER, Source, SourceOf, Split};
 pub use self::llmd::{ENCODERS_HEADER, PREFILLER_HEADER, SIDECAR_HEADERS, has_media};
 pub use self::mooncake::{ENGINES_PATH, bootstrap_url, engine_ids};
 pub use self::params::{NoParams, TransferParams, transfer_params};

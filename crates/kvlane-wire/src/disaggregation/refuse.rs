@@ -5,7 +5,6 @@ use thiserror::Error;
 use super::connector::Connector;
 use crate::api::Api;
 use crate::json::{JsonError, Scanner};
-use crate::openai::utf8;
 
 /// Why a request is not split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -62,7 +61,7 @@ pub fn may_split(connector: Connector, api: Api, body: &[u8]) -> Result<(), WhyN
     if !splits(connector, api) {
         return Err(WhyNot::Api(api));
     }
-    let text = utf8(body).map_err(|_| WhyNot::Body)?;
+    let text = simdutf8::basic::from_utf8(body).map_err(|_| WhyNot::Body)?;
     let mut request = Request { connector, ..Request::default() };
     request.read(text).map_err(|_| WhyNot::Body)?;
     request.why_not.map_or(Ok(()), Err)

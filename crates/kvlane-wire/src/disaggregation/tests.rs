@@ -293,8 +293,10 @@ fn what_would_have_another_prompt_or_no_use_is_not_split() {
         (Sglang, Api::Generate, r#"{"text":"a","return_logprob":true}"#, parameter("return_logprob")),
     ] {
         assert_eq!(may_split(connector, api, body.as_bytes()), expect, "{connector:?} {body}");
-        let telling = parse(api, body.as_bytes(), &mut Vec::new()).is_ok_and(|parsed| parsed.telling);
-        assert!(telling || expect.is_ok() == splits(connector, api) || expect == Err(WhyNot::Body), "{body}");
+        // Where the body has nothing to look at, the API and the connector decide.
+        if let Ok(parsed) = parse(api, body.as_bytes(), &mut Vec::new()) {
+            assert!(parsed.telling || expect.is_ok() == splits(connector, api), "{connector:?} {body}");
+        }
     }
     let plain = r#"{"messages":[],"stream":true,"max_tokens":5,"temperature":0,"echo_":1}"#;
     assert!(!parse(ChatCompletions, plain.as_bytes(), &mut Vec::new()).expect(plain).telling);

@@ -17,6 +17,7 @@ use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Wo
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_proxy::auth::Role;
+use kvlane_wire::disaggregation::Connector;
 use serde_json::{Value, json};
 
 use self::flags::Flag;
@@ -252,7 +253,7 @@ impl ConfigArgs {
             flag(name, "workers", json!(workers));
         }
         if *pd_disaggregation && !self.keys.iter().any(|(flag, _)| flag.key == CONNECTOR) {
-            flag("--pd-disaggregation", CONNECTOR, json!(if has_port { "sglang" } else { "nixl" }));
+            flag("--pd-disaggregation", CONNECTOR, json!(Connector::implied(has_port)));
         }
         if let Some(policy) = decode_policy {
             flag("--decode-policy", "routing.policy", json!(policy));

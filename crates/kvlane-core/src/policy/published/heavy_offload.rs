@@ -15,6 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::linear::{self, Linear, mean_tokens, tokens};
+use crate::bounded::AtLeastOne;
 use crate::policy::{Candidate, Pairs, Pick, PickContext, Policy};
 
 /// What is split, and how much of it at a time.
@@ -26,12 +27,12 @@ pub struct Config {
     /// Most split requests in flight in the pool.
     pub offloads_max: u32,
     /// Tokens in flight at an endpoint, relative to the mean, above which it computes no prompts for others.
-    pub overload_factor: f64,
+    pub overload_factor: AtLeastOne,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { heavy_tokens: 20_000, offloads_max: 4, overload_factor: 1.5 }
+        Self { heavy_tokens: 20_000, offloads_max: 4, overload_factor: AtLeastOne::of(1.5) }
     }
 }
 
@@ -63,7 +64,7 @@ impl Policy for HeavyOffload {
         if decode.uncached_tokens(cx.request) < self.config.heavy_tokens || offloads >= self.config.offloads_max {
             return Some(Pick::alone(row));
         }
-        let limit = self.config.overload_factor * mean_tokens(candidates);
+        let limit = self.config.overload_factor.get() * mean_tokens(candidates);
         let others = candidates.iter().enumerate().filter(|(_, other)| other.can_prefill_for(decode));
         let least = others.min_by(|(_, a), (_, b)| tokens(a).total_cmp(&tokens(b)));
         let prefill = least.filter(|(_, other)| tokens(other) <= limit).map(|(other, _)| other);

@@ -15,6 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounded::AtLeastOne;
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::recent::Recent;
@@ -25,12 +26,12 @@ use crate::request::SessionKey;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Tokens in flight at a session's endpoint, relative to the mean, above which the session is placed again.
-    pub overload_factor: f64,
+    pub overload_factor: AtLeastOne,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { overload_factor: 2.0 }
+        Self { overload_factor: AtLeastOne::of(2.0) }
     }
 }
 
@@ -62,7 +63,7 @@ impl Linear {
 
 impl Policy for Linear {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
-        let limit = self.config.overload_factor * mean_tokens(candidates);
+        let limit = self.config.overload_factor.get() * mean_tokens(candidates);
         let home = cx.request.session.and_then(|session| self.sessions.get(&session).copied());
         let home = home.and_then(|home| candidates.iter().position(|row| row.endpoint == home));
         let stays = home.filter(|&row| tokens(&candidates[row]) <= limit);
@@ -96,7 +97,8 @@ mod tests {
     const ROWS: [(u32, u32, u64, u64); 3] = [(0, 1, 0, 4000), (0, 1, 0, 4000), (64, 1, 0, 4000)];
 
     fn case(overload_factor: f64) -> Case {
-        let mut case = Case::of(&PolicyConfig::Linear(Config { overload_factor }), 1000, &ROWS);
+        let config = Config { overload_factor: AtLeastOne::of(overload_factor) };
+        let mut case = Case::of(&PolicyConfig::Linear(config), 1000, &ROWS);
         case.request.session = Some(SessionKey(1));
         case
     }

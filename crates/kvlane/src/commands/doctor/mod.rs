@@ -240,8 +240,7 @@ impl Way {
             sends: !args.no_request,
             connector: args.kv_connector.or_else(|| {
                 let has_port = args.prefill.iter().any(|said| said.parse::<u16>().is_ok());
-                let by_ports = if has_port { Connector::Sglang } else { Connector::Nixl };
-                (!args.prefill.is_empty() || !args.decode.is_empty()).then_some(by_ports)
+                (!args.prefill.is_empty() || !args.decode.is_empty()).then(|| Connector::implied(has_port))
             }),
         })
     }

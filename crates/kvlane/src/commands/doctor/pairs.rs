@@ -10,7 +10,9 @@ use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::rng::Rng;
 use kvlane_http::client::Client;
 use kvlane_http::network::Allowed;
-use kvlane_wire::disaggregation::{BOOTSTRAP_PORT, Connector, NoParams, Reported, Source, reported};
+use kvlane_wire::disaggregation::{
+    BOOTSTRAP_PORT, Connector, NoParams, Reported, Source, SourceOf, reported,
+};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -310,8 +312,8 @@ fn side_channel(
         return Some((source.host.to_string(), source.port));
     }
     let Reported { host, port, .. } = &facts.transfer;
-    match connector {
-        Connector::Sglang => Some((own.to_owned(), port_of(facts))),
+    match connector.source() {
+        SourceOf::Worker => Some((own.to_owned(), port_of(facts))),
         _ => Some((host.clone().unwrap_or_else(|| own.to_owned()), (*port)?)),
     }
 }
