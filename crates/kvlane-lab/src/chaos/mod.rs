@@ -55,6 +55,8 @@ const TOLD_WITHIN: Duration = Duration::from_secs(5);
 /// Seconds between two deaths of an engine in a soak, and duration of each.
 const SOAK_EVERY_S: u64 = 90;
 const SOAK_DEAD_S: u64 = 6;
+/// Seconds by which slow transfers take longer.
+const SLOW_TRANSFER_S: f64 = 20.0;
 /// Share of a run after which memory and descriptors are checked.
 const WARM_UP: f64 = 0.25;
 
@@ -108,6 +110,9 @@ pub struct RunArgs {
     /// Whether hedging is on.
     #[arg(long)]
     pub hedge: bool,
+    /// Whether requests are split between two engines, of whose transfers one in twenty fails and one takes 20 s longer.
+    #[arg(long)]
+    pub split: bool,
     /// Log level of the gateway.
     #[arg(long, default_value = "info")]
     pub log_level: String,
@@ -192,14 +197,23 @@ async fn play(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool,
     if args.hedge {
         gateway["hedge"] = json!({"enabled": true});
     }
+    let speed = args.speed.to_string();
+    let mut engine_flags: Vec<String> =
+        ["--speed", &speed, "--kv-cache-size", "4000"].map(String::from).into();
+    if args.split {
+        gateway["disaggregation"] =
+            json!({"connector": "nixl", "split_tokens_min": 1, "transfer_timeout": "2s"});
+        // Whether the blocks of a whole answer are late is not seen, so it waits for them.
+        gateway["server"]["request_timeout"] = json!("35s");
+        let faults = format!("fail=0.05,slow=0.05,slow_s={}", SLOW_TRANSFER_S * args.speed);
+        engine_flags.extend(["--kv-connector", "nixl", "--kv-transfer-faults", &faults].map(String::from));
+    }
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
         engine: args.engine.clone().unwrap_or_else(|| args.kvlane.clone()),
         dir: args.dir.clone(),
         engines: vec![MODEL; args.engines],
-        engine_flags: ["--speed", &args.speed.to_string(), "--kv-cache-size", "4000"]
-            .map(String::from)
-            .into(),
+        engine_flags,
         feeds: true,
         faults: script
             .steps
@@ -305,6 +319,10 @@ async fn play(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool,
         verdicts.violated(format!("the gateway's log says: {line}"));
     }
     let metrics = client::get(fleet.admin, "/metrics").await?;
+    let mut splits = metrics.lines().filter(|line| line.starts_with("kvlane_splits_total"));
+    if args.split && splits.all(|line| line.ends_with(" 0")) {
+        verdicts.violated("no request was split".into());
+    }
     farewell(&mut fleet, &new_client(certificates.as_ref()), &mut verdicts).await?;
     report(&mut say, &verdicts, &metrics, &seen)?;
     writeln!(
@@ -332,7 +350,7 @@ async fn farewell(
         });
     }
     let until = Instant::now() + SETTLED_WITHIN;
-    while requests(fleet.admin).await? < FAREWELL_STREAMS {
+    while placed(fleet.admin).await? < FAREWELL_STREAMS {
         if Instant::now() > until {
             return Err(format!("of {FAREWELL_STREAMS} streams not all were open at once").into());
         }
@@ -363,6 +381,13 @@ async fn requests(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
     let endpoints =
         workers["workers"].as_array().into_iter().flatten().flat_map(|worker| worker["pools"].as_array());
     Ok(endpoints.flatten().filter_map(|endpoint| endpoint["requests"].as_u64()).sum())
+}
+
+/// Requests that have a place at an engine; one that is split has two, and counts once.
+async fn placed(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
+    let fleet: Value = serde_json::from_str(&client::get(admin, "/fleet").await?)?;
+    let pools = fleet["pools"].as_array().into_iter().flatten();
+    Ok(pools.filter_map(|pool| pool["in_flight"].as_u64()).sum())
 }
 
 /// Executes one step of the script, or starts it: messages to engines and the gateway take time, and set the engine's
@@ -532,6 +557,7 @@ fn report(
         "kvlane_retries_total",
         "kvlane_hedges_total",
         "kvlane_continuations_total",
+        "kvlane_splits_total",
         "kvlane_shed_total",
         "kvlane_worker_failures_total",
     ] {
