@@ -375,14 +375,6 @@ async fn farewell(
     Ok(())
 }
 
-/// Requests that are in flight.
-async fn requests(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
-    let workers: Value = serde_json::from_str(&client::get(admin, "/workers").await?)?;
-    let endpoints =
-        workers["workers"].as_array().into_iter().flatten().flat_map(|worker| worker["pools"].as_array());
-    Ok(endpoints.flatten().filter_map(|endpoint| endpoint["requests"].as_u64()).sum())
-}
-
 /// Requests that have a place at an engine; one that is split has two, and counts once.
 async fn placed(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
     let fleet: Value = serde_json::from_str(&client::get(admin, "/fleet").await?)?;
