@@ -8,7 +8,8 @@
 //! endpoint that decodes, which holds all of its blocks afterwards.
 //!
 //! The defaults are the study's 20,000 tokens, its cap of four and its limit of 1.5. An earlier form also required that
-//! the other endpoint has less in flight than the session's, which stopped all offloading. Known limits: the threshold
+//! the other endpoint has less in flight than the session's, which stopped all offloading. The study does not say of what
+//! its limit is a multiple: the mean of tokens in flight is our interpretation. Known limits: the threshold
 //! fits one model, one machine and one link, and slow transfers delay exactly the largest prompts. Where endpoints only
 //! prefill or only decode, roles decide what is split, and this is `linear`.
 
