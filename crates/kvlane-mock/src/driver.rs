@@ -216,12 +216,12 @@ impl Driver {
         let cell = Arc::<Mutex<Cell>>::default();
         let (prompt_tokens, output_seed) = (prompt.tokens, prompt.key);
         let prompt = prompt.answered(self.block_tokens, output_tokens);
-        let (id, was_idle) = self.up_to_date(|inner, now| {
+        let id = self.up_to_date(|inner, now| {
             let id = inner.next_id;
             inner.next_id += 1;
             if inner.dead {
                 lock(&cell).progress.end = Some(End::Died(ArrivalTime::After));
-                return Ok((id, false));
+                return Ok(id);
             }
             if inner.engine.stats().waiting >= self.max_waiting {
                 return Err(QueueFull);
@@ -241,7 +241,6 @@ impl Driver {
             };
             let keeps = keeper.is_some();
             inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text, keeper });
-            let was_idle = inner.engine.next_deadline().is_none();
             inner.engine.enqueue(
                 now,
                 EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed, remote },
@@ -249,11 +248,8 @@ impl Driver {
             if keeps {
                 inner.engine.keep(id);
             }
-            Ok((id, was_idle))
+            Ok(id)
         })?;
-        if was_idle {
-            self.changed.notify_one();
-        }
         Ok(Ticket { driver: self.clone(), id, cell, transfer: None })
     }
 
@@ -338,7 +334,6 @@ impl Driver {
     /// Frees the blocks that a request has kept.
     pub(crate) fn release(&self, id: u64) {
         self.up_to_date(|inner, now| inner.engine.release(now, id));
-        self.changed.notify_one();
     }
 
     /// Sets the faults of transfers to this engine.
@@ -357,13 +352,18 @@ impl Driver {
         });
     }
 
-    /// Runs the engine up to now, then `act`, then wakes requests with progress.
+    /// Runs the engine up to now, then `act`, then wakes requests with progress, and the task if `act` changed when
+    /// the engine is to run next: an engine that waits for a transfer can begin a step at once.
     fn up_to_date<T>(&self, act: impl FnOnce(&mut Inner, Nanos) -> T) -> T {
         let (result, wakers, keepers) = {
             let mut inner = lock(&self.inner);
             let now = inner.clock.now();
             inner.catch_up(now);
+            let deadline = inner.engine.next_deadline();
             let result = act(&mut inner, now);
+            if inner.engine.next_deadline() != deadline {
+                self.changed.notify_one();
+            }
             (result, std::mem::take(&mut inner.wakers), std::mem::take(&mut inner.keepers))
         };
         keepers.into_iter().for_each(|(id, keeper)| keeper(id));
@@ -542,7 +542,7 @@ impl Arrival {
         from: &str,
     ) -> Result<Option<Instant>, TransferFailed> {
         lock(&self.cell).progress.wrong = !right;
-        let end = self.driver.up_to_date(|inner, now| {
+        self.driver.up_to_date(|inner, now| {
             let fortune = inner.link.begin(now, tokens, from);
             inner.served.transfers = inner.link.counts;
             match fortune {
@@ -553,9 +553,7 @@ impl Arrival {
                     Ok(Some(inner.clock.wall(at)))
                 }
             }
-        });
-        self.driver.changed.notify_one();
-        end
+        })
     }
 
     /// Ends the request, since its blocks do not come.
@@ -570,7 +568,6 @@ impl Arrival {
             cell.progress.end = Some(End::Failed);
             inner.wakers.extend(cell.waker.take());
         });
-        self.driver.changed.notify_one();
     }
 }
 
@@ -667,6 +664,19 @@ mod tests {
         whole.ended().await;
         waiting.ended().await;
         assert!(lock(&driver.inner).feed.as_ref().is_some_and(Feed::is_empty));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_waits_for_a_transfer_serves_a_request_that_arrives() {
+        let mut config = MockConfig::default();
+        config.kv_transfer.kv_transfer_latency = 3600.0;
+        let (driver, _task) = driver(config);
+        let waiting = driver.submit(prompt(&"x".repeat(4096)), 1, Blocks::Remote).expect("room");
+        let arrival = waiting.arrival();
+        let ready = arrival.begin(arrival.allocated().await, true, "a").expect("no fault").expect("an end");
+        tokio::task::yield_now().await;
+        driver.submit(prompt("two"), 1, Blocks::Own).expect("room").ended().await;
+        assert!(Instant::now() < ready, "it waited for the transfer to another request");
     }
 
     #[tokio::test(start_paused = true)]
