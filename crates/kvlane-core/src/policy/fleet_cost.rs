@@ -40,6 +40,8 @@
 //! | room | see [`Terms::room_s`] | this request and those behind it, until an endpoint has room |
 //! | interrupted | `s' o i/(1-i) s/s0` | this request, whose decoding stalls during later prefills |
 //!
+//! and the sum has to be 2 % less than that of a whole request.
+//!
 //! "Room" and "interrupted" apply to whole requests there, too, and "room" to the endpoint that computes the prompt: blocks
 //! that have two copies fill caches sooner. `i` is the share of the last seconds that an endpoint's prompts have kept it
 //! from decoding. And the stall is `(p - s) d`: a prompt stalls answers for as long as its arithmetic exceeds the time in
@@ -117,6 +119,10 @@ const SPLIT_STALL_WORTH: f64 = 1.0;
 const STALL_MEMORY_S: f64 = 15.0;
 /// Largest such share.
 const STALL_SHARE_MAX: f64 = 0.9;
+/// Share of its price by which a split has to be cheaper than a whole request: what is less is within the error of the
+/// forecast, while the second step that the first token waits for is certain. With 0, requests with long answers are
+/// split to save a thousandth of their price, and their time to first token doubles.
+const SPLIT_MARGIN: f64 = 0.02;
 /// Decode steps for which a request waits at the endpoint that its blocks come to: half of the one in progress, and its
 /// own.
 const STEPS_AFTER_TRANSFER: f64 = 1.5;
@@ -457,7 +463,7 @@ impl Policy for FleetCost {
         let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row);
         let may_serve = |row: &Candidate| row.part.may_serve_alone();
         let alone = cx.cheapest_of(candidates, may_serve, alone_s);
-        let mut best = alone.map(|row| (alone_s(&candidates[row]), Pick::alone(row)));
+        let mut best = alone.map(|row| (alone_s(&candidates[row]) / (1.0 + SPLIT_MARGIN), Pick::alone(row)));
         let cheapest = |may: fn(&Part) -> bool, cost: &dyn Fn(&Candidate) -> f64| {
             let mut best = Best::default();
             for (row, candidate) in candidates.iter().enumerate().filter(|(_, row)| may(&row.part)) {
