@@ -65,8 +65,10 @@ pub struct Endpoint {
     pub draining: bool,
     /// Its part in disaggregated serving.
     pub part: Part,
-    /// Its load.
+    /// Its load: this router's requests in flight there.
     pub load: Load,
+    /// Requests in flight there of this pool's routers in other replicas, as far as they have told.
+    pub elsewhere: InFlight,
     /// The state of its KV event feed, and the accuracy of predictions about its cache.
     pub cache_accuracy: CacheAccuracy,
     /// Its measured speed.
@@ -93,6 +95,20 @@ pub struct Pool {
 struct Slot {
     generation: u16,
     endpoint: Option<Endpoint>,
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// Requests in flight there, of all routers.
+    pub fn in_flight(&self) -> InFlight {
+        self.load.in_flight.plus(&self.elsewhere)
+    }
+
+    /// Its load as one router's that had placed all requests.
+    pub(crate) fn load_of_all(&self) -> Load {
+        Load { in_flight: self.in_flight(), ..self.load }
+    }
 }
 
 // === impl Pool ===
@@ -142,6 +158,7 @@ impl Pool {
             draining: false,
             part: Part::default(),
             load: Load::default(),
+            elsewhere: InFlight::default(),
             cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),
             breaker: Breaker::default(),

@@ -29,6 +29,7 @@ mod queue;
 pub mod rates;
 pub mod recent;
 pub mod recording;
+pub mod replica;
 pub mod request;
 pub mod retry;
 mod ring;

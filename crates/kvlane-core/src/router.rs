@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod locks;
+mod sharing;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -27,6 +28,7 @@ use crate::recording::{Entry, Recorder, Recording};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
+use sharing::Shared;
 
 /// Configuration of one pool's router.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +51,9 @@ pub struct Router {
     exact: Option<Exact>,
     may_wait: AtomicBool,
     may_split: AtomicBool,
+    /// What routers of other replicas have sent; empty as long as nothing is shared.
+    shared: RwLock<Shared>,
+    shares: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -124,6 +129,8 @@ impl Router {
             }),
             may_wait: AtomicBool::new(config.scheduler.queue_size > 0),
             may_split: AtomicBool::new(false),
+            shared: RwLock::new(Shared::new(&config.index)),
+            shares: AtomicBool::new(false),
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config.scheduler),
                 tape,
@@ -198,6 +205,7 @@ impl Router {
             endpoints.into_iter().for_each(|id| _ = index.apply(id, &KvEvent::Cleared));
             *write(speculation) = Speculation::new();
         }
+        *write(&self.shared) = Shared::new(&limits);
         true
     }
 
@@ -216,6 +224,7 @@ impl Router {
         if let Some(exact) = &self.exact {
             write(&exact.speculation).forget(endpoint);
         }
+        self.forget_shared(endpoint);
     }
 
     /// Sets the state of an endpoint's KV event feed, which decides whether its events are used.
@@ -354,11 +363,13 @@ impl Router {
         let tokens = |blocks: u32| blocks.saturating_mul(block_tokens);
         self.index().lookup(now, chain, approximate);
         let Some(Exact { index, speculation: sent }) = &self.exact else {
+            self.raise_shared(chain, block_tokens, approximate, None);
             let only_ours = |(id, blocks)| (id, Prediction { exact: 0, approximate: tokens(blocks) });
             return approximate.iter().map(only_ours).collect();
         };
         index.lookup(chain, exact);
         read(sent).lookup(now, chain, speculation);
+        self.raise_shared(chain, block_tokens, approximate, Some(speculation));
         let predicted = |id| {
             let told = exact.blocks(id).max(speculation.blocks(id));
             (id, Prediction { exact: tokens(told), approximate: tokens(approximate.blocks(id)) })
@@ -409,6 +420,7 @@ impl Router {
         told: bool,
     ) {
         self.index_mut().insert(now, chain, endpoint);
+        self.note_sent(now, chain, endpoint);
         if let Some(exact) = &self.exact
             && !told
         {

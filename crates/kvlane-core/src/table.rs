@@ -26,6 +26,11 @@ impl<T> ByEndpoint<T> {
         }
     }
 
+    /// The endpoints with a value, in the order of their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (EndpointId, &T)> {
+        self.slots.iter().flatten().map(|(id, value)| (*id, value))
+    }
+
     /// The value of an endpoint, initialized with `first`.
     pub(crate) fn get_or_insert(&mut self, id: EndpointId, first: impl FnOnce() -> T) -> &mut T {
         if id.slot() >= self.slots.len() {

@@ -1,11 +1,12 @@
 //! Prefix index: which endpoint holds which prefix.
 //!
 //! [`approx`] is fed by our own dispatches, for engines without KV events; [`exact`] by KV events; `speculation`
-//! covers dispatched prompts until their events arrive. `oracle` has the naive references that the property tests of
+//! covers dispatched prompts until their events arrive; [`marks`] holds what routers of other replicas have sent. `oracle` has the naive references that the property tests of
 //! both compare with.
 
 pub mod approx;
 pub mod exact;
+pub mod marks;
 #[cfg(test)]
 pub(crate) mod oracle;
 pub(crate) mod speculation;

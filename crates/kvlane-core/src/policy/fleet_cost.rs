@@ -305,18 +305,25 @@ impl FleetCost {
         (seen_tokens, terms)
     }
 
-    /// Adds a placed request to the reuse share and to the work of its endpoints.
-    fn placed(&mut self, terms: &Terms<'_>, seen_tokens: u32, row: &Candidate, prefill: Option<&Candidate>) {
+    /// Adds a placed request to the reuse share and to the work of its endpoints, which it returns.
+    fn placed(
+        &mut self,
+        terms: &Terms<'_>,
+        seen_tokens: u32,
+        row: &Candidate,
+        prefill: Option<&Candidate>,
+    ) -> [Option<(EndpointId, f64)>; 2] {
         self.again.add(seen_tokens, terms.request.prompt_tokens);
         let Effect { prefill_s, with_s, .. } = terms.effect(row);
         let shared_s = terms.output_tokens * with_s / (f64::from(row.load.in_flight.requests) + 1.0);
-        match prefill {
-            None => self.add_work(row.endpoint, terms.now, prefill_s + shared_s),
+        let work = match prefill {
+            None => [Some((row.endpoint, prefill_s + shared_s)), None],
             Some(prefill) => {
-                self.add_work(prefill.endpoint, terms.now, terms.effect(prefill).prefill_s);
-                self.add_work(row.endpoint, terms.now, shared_s);
+                [Some((prefill.endpoint, terms.effect(prefill).prefill_s)), Some((row.endpoint, shared_s))]
             }
-        }
+        };
+        work.into_iter().flatten().for_each(|(id, work_s)| self.add_work(id, terms.now, work_s));
+        work
     }
 
     /// Adds the stall of answers at the endpoint that computes a prompt.
@@ -442,7 +449,7 @@ impl Policy for FleetCost {
         cx.reason = Reason::LowestCost;
         let (seen_tokens, terms) = self.terms(cx, candidates);
         let row = cx.cheapest(candidates, |row| terms.alone_s(row, |id| self.work_s(id, terms.now)));
-        self.placed(&terms, seen_tokens, &candidates[row], None);
+        cx.work = self.placed(&terms, seen_tokens, &candidates[row], None);
         row
     }
 
@@ -495,8 +502,12 @@ impl Policy for FleetCost {
         let (_, pick) = best?;
         let prefill = pick.prefill.map(|row| &candidates[row]);
         self.add_stall(&terms, prefill.unwrap_or(&candidates[pick.row]));
-        self.placed(&terms, seen_tokens, &candidates[pick.row], prefill);
+        cx.work = self.placed(&terms, seen_tokens, &candidates[pick.row], prefill);
         Some(pick)
+    }
+
+    fn placed_elsewhere(&mut self, now: Nanos, endpoint: EndpointId, work_s: f64) {
+        self.add_work(endpoint, now, work_s);
     }
 }
 

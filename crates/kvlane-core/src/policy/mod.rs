@@ -141,6 +141,8 @@ pub struct PickContext<'a> {
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
     pub reason: Reason,
+    /// Seconds of work that the pick gives to endpoints, for the routers of other replicas; set by a policy that counts them.
+    pub work: [Option<(EndpointId, f64)>; 2],
     /// One cost per row if the decision is to be explained; `None` otherwise.
     pub costs: Option<&'a mut [f64]>,
     /// The cheapest pairs of rows, the cheapest first, if the decision is to be explained; `None` otherwise.
@@ -325,6 +327,11 @@ pub trait Policy: Send {
     ) -> Option<Pick> {
         let _ = (cx, candidates, pairs);
         None
+    }
+
+    /// The same policy in another replica has given an endpoint work, in seconds as of [`PickContext::work`].
+    fn placed_elsewhere(&mut self, now: Nanos, endpoint: EndpointId, work_s: f64) {
+        let _ = (now, endpoint, work_s);
     }
 }
 
@@ -634,6 +641,7 @@ pub(crate) mod testing {
                 usual_output_tokens: 200.0,
                 rng: &mut self.rng,
                 reason: Reason::default(),
+                work: [None; 2],
                 costs: Some(&mut self.costs),
                 pairs: None,
             };

@@ -221,6 +221,7 @@ impl Memory {
             | Input::Assigned { .. }
             | Input::TransferFailed { .. }
             | Input::WarmUp { .. }
+            | Input::Heard { .. }
             | Input::Draining { .. }
             | Input::Left { .. }
             | Input::Health { .. }

@@ -230,7 +230,7 @@ impl Scheduler {
                 knowledge: endpoint.cache_accuracy.knowledge(),
                 prediction,
                 part: endpoint.part,
-                load: endpoint.load,
+                load: endpoint.load_of_all(),
                 rates: self.learning.rates(endpoint),
             }
         };
@@ -346,12 +346,12 @@ fn room_at(endpoint: &Endpoint, in_flight_max: u32) -> usize {
     match (endpoint.breaker.state(), in_flight_max) {
         (State::HalfOpen, _) => 1,
         (_, 0) => usize::MAX,
-        (_, max) => max.saturating_sub(endpoint.load.in_flight.requests) as usize,
+        (_, max) => max.saturating_sub(endpoint.in_flight().requests) as usize,
     }
 }
 
 fn is_full(endpoint: &Endpoint, in_flight_max: u32) -> bool {
-    in_flight_max > 0 && endpoint.load.in_flight.requests >= in_flight_max
+    in_flight_max > 0 && endpoint.in_flight().requests >= in_flight_max
 }
 
 fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Availability {
@@ -379,7 +379,7 @@ fn fallback_order(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Avail
         Availability::Open => endpoint.breaker.until(),
         Availability::Free | Availability::Full | Availability::Probed | Availability::Stalled => None,
     };
-    let requests = endpoint.load.in_flight.requests;
+    let requests = endpoint.in_flight().requests;
     (gate, until.unwrap_or_default(), endpoint.breaker.failures(), requests)
 }
 

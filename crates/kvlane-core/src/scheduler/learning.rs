@@ -201,7 +201,7 @@ impl Learning {
 
     fn time(&mut self, now: Nanos, timed: &mut Timed, endpoint: Option<&mut Endpoint>) {
         let Some(endpoint) = endpoint else { return };
-        let in_flight = endpoint.load.in_flight;
+        let in_flight = endpoint.in_flight();
         let pace = &mut endpoint.pace;
         let (tokens, pairs) = (pace.prefilled_tokens, pace.prefilled_pairs);
         let prefill_s = self.base.prefill_s(tokens - timed.prefilled.0, pairs - timed.prefilled.1);

@@ -11,6 +11,7 @@ use crate::decision::{Placement, Refused};
 use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
+use crate::replica::{ReplicaId, Share};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
@@ -190,6 +191,15 @@ pub enum Input {
     Finished {
         /// The request.
         request: RequestId,
+    },
+    /// Another router of this pool told what it has placed: see [`crate::replica`].
+    Heard {
+        /// The other router.
+        replica: ReplicaId,
+        /// The number of its news.
+        number: u64,
+        /// What it has placed where.
+        shares: Vec<(EndpointId, Share)>,
     },
     /// Only time has passed.
     Tick,

@@ -14,6 +14,7 @@ mod estimated_prefills;
 mod in_flight;
 mod learning;
 mod messages;
+mod news;
 mod place;
 mod shadow;
 mod slo;
@@ -30,6 +31,7 @@ use crate::load::InFlight;
 use crate::policy::{Candidate, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
+use crate::replica::Peers;
 use crate::request::RequestId;
 use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
@@ -46,6 +48,7 @@ use availability::AvailabilitySummary;
 use estimated_prefills::EstimatedPrefills;
 use in_flight::{InFlightRequest, InFlightTable, Turn};
 use learning::Learning;
+use news::Told;
 use shadow::Shadow;
 use split::Splits;
 
@@ -69,6 +72,8 @@ pub struct Scheduler {
     estimated_prefills: EstimatedPrefills,
     availability: AvailabilitySummary,
     splits: Splits,
+    peers: Peers,
+    told: Told,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
     queue_blocked: bool,
     /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
@@ -106,6 +111,8 @@ impl Scheduler {
             estimated_prefills: EstimatedPrefills::default(),
             availability: AvailabilitySummary::default(),
             splits: Splits::new(&config),
+            peers: Peers::default(),
+            told: Told::default(),
             queue_blocked: false,
             dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
@@ -131,6 +138,7 @@ impl Scheduler {
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         let (changes_fleet, changes_availability) = (input.changes_fleet(), input.changes_availability());
         self.review_if_due(now, out);
+        self.peers.expire(now, &mut self.pool);
         while let Some(request) = self.estimated_prefills.pop(now) {
             self.prefilled(request);
         }
@@ -176,6 +184,7 @@ impl Scheduler {
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
+            Input::Heard { replica, number, shares } => self.heard(now, replica, number, &shares),
             Input::Tick => {}
         }
         if changes_availability {
@@ -221,7 +230,8 @@ impl Scheduler {
             .filter(|_| self.queue.has_gated())
             .and_then(SessionAdmission::next_deadline);
         let gate = self.availability.next_deadline().filter(|_| self.queued() > 0);
-        self.queue.next_deadline().into_iter().chain(room).chain(gate).min()
+        let lease = self.peers.next_deadline().filter(|_| self.queued() > 0);
+        self.queue.next_deadline().into_iter().chain(room).chain(gate).chain(lease).min()
     }
 
     /// The endpoints and their loads.
@@ -252,8 +262,9 @@ impl Scheduler {
     /// When an endpoint with requests in flight is expected to make progress; `None` if it is idle.
     pub fn expected(&self, endpoint: EndpointId) -> Option<Expected> {
         let endpoint = self.pool.get(endpoint)?;
-        let in_flight = endpoint.load.in_flight;
-        let InFlight { requests, moving, prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
+        let InFlight { requests, moving, .. } = endpoint.load.in_flight;
+        let in_flight = endpoint.in_flight();
+        let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
         let mut flights = self.flights.iter().filter(|flight| flight.endpoint == endpoint.id);
         let is_seen = flights.any(|flight| flight.is_stream);
         let rates = self.rates(endpoint);
@@ -273,8 +284,7 @@ impl Scheduler {
     pub fn expected_end_s(&self, request: RequestId) -> Option<f64> {
         let flight = self.flights.get(request)?;
         let endpoint = self.pool.get(flight.endpoint)?;
-        let InFlight { requests, prefill_tokens, prefill_pairs, context_tokens, .. } =
-            endpoint.load.in_flight;
+        let InFlight { requests, prefill_tokens, prefill_pairs, context_tokens, .. } = endpoint.in_flight();
         let rates = self.rates(endpoint);
         let step_s = rates.decode_step_s(requests, context_tokens);
         Some(rates.prefill_s(prefill_tokens, prefill_pairs) + f64::from(flight.output_tokens_due) * step_s)
@@ -284,7 +294,7 @@ impl Scheduler {
     /// the least busy first. For drivers that name others beside the chosen endpoint.
     pub fn least_busy(&self, most: usize, is_wanted: impl Fn(EndpointId) -> bool) -> Vec<EndpointId> {
         let work = |endpoint: &Endpoint| {
-            let InFlight { prefill_tokens, context_tokens, requests, .. } = endpoint.load.in_flight;
+            let InFlight { prefill_tokens, context_tokens, requests, .. } = endpoint.in_flight();
             (prefill_tokens, context_tokens, requests, endpoint.id)
         };
         let mut least = Vec::with_capacity(most + 1);

@@ -29,12 +29,14 @@ impl Scheduler {
             usual_output_tokens: self.learning.forecast.usual_tokens(),
             rng: &mut self.rng,
             reason: Reason::default(),
+            work: [None; 2],
             costs: explain.then_some(&mut self.costs[..]),
             pairs: explain.then_some(&mut self.pairs),
         };
         let least = self.config.split_tokens_min;
         let pick = Self::pick(&mut self.splits, &mut *self.policy, least, &mut cx, &self.rows);
-        let reason = cx.reason;
+        let (reason, work) = (cx.reason, cx.work);
+        work.into_iter().flatten().for_each(|(endpoint, work_s)| self.told.placed(endpoint, work_s));
         if let (Some(shadow), None) = (&mut self.shadow, pick.prefill) {
             let usual = self.learning.forecast.usual_tokens();
             shadow.decide(now, request, output_tokens, usual, &self.rows, (pick.row, reason));

@@ -77,6 +77,7 @@ impl Shadow {
             usual_output_tokens,
             rng: &mut self.rng,
             reason: Reason::default(),
+            work: [None; 2],
             costs: None,
             pairs: None,
         };

@@ -220,7 +220,7 @@ impl Scheduler {
         let mut step_s = 0.0;
         if let Some(endpoint) = self.pool.get_mut(to) {
             endpoint.load.in_flight.moving -= 1;
-            let in_flight = endpoint.load.in_flight;
+            let in_flight = endpoint.in_flight();
             let rates = self.learning.rates(endpoint);
             step_s = rates.decode_step_s(in_flight.decoding(), in_flight.context_tokens);
         }
@@ -236,7 +236,7 @@ impl Scheduler {
     pub(super) fn warm_up(&mut self, now: Nanos, from: EndpointId, to: EndpointId, mut warm_up: WarmUp) {
         let (Some(_), Some(endpoint)) = (self.pool.get(from), self.pool.get(to)) else { return };
         if let WarmUp::Ended { next, .. } = &mut warm_up {
-            let in_flight = endpoint.load.in_flight;
+            let in_flight = endpoint.in_flight();
             let rates = self.learning.rates(endpoint);
             let step_s = rates.decode_step_s(in_flight.decoding(), in_flight.context_tokens);
             *next = *next - Nanos::from_secs_f64(step_s);

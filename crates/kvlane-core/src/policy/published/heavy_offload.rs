@@ -100,6 +100,7 @@ mod tests {
             usual_output_tokens: 200.0,
             rng: &mut rng,
             reason: Reason::default(),
+            work: [None; 2],
             costs: None,
             pairs: None,
         };

@@ -1,0 +1,88 @@
+//! What the routers of one pool, each in a replica of the gateway, tell each other, so that all of them place as one
+//! would.
+//!
+//! Every value has one writer: a router tells what it has itself placed on each endpoint, as totals. A later value
+//! replaces an earlier one of the same router, and sums over routers are made by the one that reads. So news may be
+//! lost, repeated or come out of order: who has heard the latest news has the same state, whatever else it has heard.
+//! Times are never compared between routers: news counts as of the time when it is heard.
+//!
+//! Prompts are told by the hashes of every few blocks ([`crate::index::marks`]), which is a set that only grows and
+//! forgets: it has no order either.
+
+mod peers;
+
+use serde::{Deserialize, Serialize};
+
+use crate::block::BlockHash;
+use crate::endpoint::EndpointId;
+use crate::load::InFlight;
+use crate::time::Nanos;
+
+pub(crate) use peers::Peers;
+
+/// Time without news after which a router's requests in flight no longer count: its process has died, or cannot be
+/// reached. Routers tell something at least once a second, so that two messages may be lost.
+pub const LEASE: Nanos = Nanos::from_secs(3);
+
+/// One router, from its start to its end: a restarted process is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ReplicaId(pub u64);
+
+/// What one router has placed on one endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// Its requests in flight.
+    pub in_flight: InFlight,
+    /// Seconds of work that its policy has placed there since its start.
+    #[serde(default)]
+    pub placed_s: f64,
+}
+
+/// News of one router.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct News {
+    /// Rises with each news of this router.
+    pub number: u64,
+    /// What it has placed on the endpoints where that has changed; on all of them if it was asked for all.
+    pub shares: Vec<(EndpointId, Share)>,
+    /// Prompts that it has sent.
+    pub prompts: Vec<SentPrompt>,
+}
+
+/// The prompt of a request that was sent to an endpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SentPrompt {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Its marks that had not been told before.
+    pub marks: Vec<BlockHash>,
+}
+
+/// Another router, as one of them knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerState {
+    /// The other router.
+    pub replica: ReplicaId,
+    /// When it was last heard.
+    pub heard: Nanos,
+    /// Its requests in flight.
+    pub requests: u32,
+}
+
+/// Context tokens, and their share, that an endpoint's load may change without being news.
+const CONTEXT_TOKENS: u64 = 512;
+const CONTEXT_SHARE: u64 = 16;
+
+// === impl Share ===
+
+impl Share {
+    /// Whether others should hear of this, if `told` is what they have heard. Answers grow with every token, which is
+    /// not worth a message until they have grown a little.
+    pub(crate) fn is_news(&self, told: &Self) -> bool {
+        let context_tokens = self.in_flight.context_tokens;
+        let changed = context_tokens.abs_diff(told.in_flight.context_tokens);
+        let rest = |share: &Self| Self { in_flight: InFlight { context_tokens: 0, ..share.in_flight }, ..*share };
+        rest(self) != rest(told) || changed > CONTEXT_TOKENS.max(context_tokens / CONTEXT_SHARE)
+    }
+}
