@@ -21,7 +21,9 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_lab::figures::{Judgement, figures};
 use kvlane_sim::fault::EventFeed;
-use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
+use kvlane_sim::{
+    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
@@ -164,6 +166,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
             block_tokens: engine.block_tokens,
         },
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),

@@ -23,7 +23,9 @@ use kvlane_lab::replay::{ReplayConfig, replay};
 use kvlane_lab::statistics::summary::Percentiles;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
-use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, TransferConfig, World, WorldConfig};
+use kvlane_sim::{
+    Drive, EngineConfig, GatewaysConfig, Outcome, Plan, Send, TransferConfig, World, WorldConfig,
+};
 use kvlane_trace::format::Options;
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
@@ -161,6 +163,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
         },
         engines: vec![engine],
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::ZERO,

@@ -26,7 +26,9 @@ use kvlane_core::{router, scheduler};
 use kvlane_lab::report::{Axis, Chart, Mark, Series};
 use kvlane_lab::scenario::{self, Scenario};
 use kvlane_sim::fault::{EventFeed, Fault};
-use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
+use kvlane_sim::{
+    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+};
 use kvlane_trace::format::TraceError;
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
@@ -191,6 +193,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
             block_tokens: engine.block_tokens,
         },
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: faulty.then_some(4000),
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),

@@ -143,6 +143,7 @@ fn arms() -> impl Strategy<Value = Arm> {
         (figure(), figure(), figure(), figure()),
         (prefill, prop::option::of(any::<u32>()), prop::option::of(eviction())),
         (any::<bool>(), any::<u32>(), figure()),
+        (any::<u16>(), prop::option::of(figure()), figure(), figure(), figure()),
     )
         .prop_map(
             |(
@@ -151,6 +152,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                 kv,
                 (prefill, fetch, eviction),
                 queue,
+                news,
             )| Arm {
                 arm,
                 policy: PolicyConfig::by_name(policy).expect("a policy"),
@@ -162,6 +164,11 @@ fn arms() -> impl Strategy<Value = Arm> {
                 kv_event_jitter_s: kv.1,
                 kv_events_lost: kv.2,
                 kv_events_duplicated: kv.3,
+                gateways: news.0,
+                exchange_interval_s: news.1,
+                exchange_delay_s: news.2,
+                exchange_jitter_s: news.3,
+                exchange_lost: news.4,
                 prefill_engines: prefill.0,
                 roles: prefill.1,
                 prefill_policy: prefill.2.and_then(PolicyConfig::by_name),

@@ -14,6 +14,7 @@ use kvlane_core::index::{approx, exact};
 use kvlane_core::load::InFlight;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
+use kvlane_core::router::Router;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, router, scheduler};
@@ -21,8 +22,8 @@ use kvlane_sim::chaos::{self, Action, Death, Script};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
-    Connector, Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, TransferConfig, World,
-    WorldConfig,
+    Connector, Drive, EngineConfig, Exchange, Failure, GatewaysConfig, Outcome, Plan, ReportFeed, Run, Send,
+    TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace};
 
@@ -152,6 +153,24 @@ fn reloaded(router: &router::Config, rng: &mut Rng) -> router::Config {
     other
 }
 
+/// Time in which gateways hear of the end of the last request, although half of all news is lost.
+const HEARD_WITHIN: Nanos = Nanos::from_secs(20);
+
+/// One gateway, or up to four that tell each other what they place, over a network that delays, reorders, loses and
+/// repeats news.
+fn gateways(seed: u64) -> GatewaysConfig {
+    let mut rng = Rng::new(!seed);
+    let up_to = |rng: &mut Rng, millis: usize| Nanos::from_millis(rng.below(millis) as u64);
+    let exchange = Exchange {
+        every: Nanos::from_millis(10) + up_to(&mut rng, 200),
+        delay: up_to(&mut rng, 100),
+        jitter: up_to(&mut rng, 500),
+        lost: 0.5 * rng.unit(),
+        duplicated: 0.5 * rng.unit(),
+    };
+    GatewaysConfig { count: [1, 1, 2, 4][rng.below(4)], exchange: Some(exchange) }
+}
+
 fn case(seed: u64) -> Case {
     let mut rng = Rng::new(seed);
     let engines = 2 + rng.below(4);
@@ -196,6 +215,7 @@ fn case(seed: u64) -> Case {
         reloaded: Some(reloaded(&router, &mut rng)),
         router,
         parts,
+        gateways: gateways(seed),
         fetch_tokens_min: None,
         link,
         routing_delay: Nanos::from_millis(1),
@@ -231,7 +251,7 @@ fn play(case: &Case) -> (Run, World) {
     let run = world.run(&send, |_| {});
     // All faults end after the last answer.
     let left = case.script.config.length - world.now();
-    world.rest(left + SETTLE);
+    world.rest(left + SETTLE + if case.config.gateways.count > 1 { HEARD_WITHIN } else { Nanos::ZERO });
     (run, world)
 }
 
@@ -270,14 +290,17 @@ fn check_world(world: &World) {
     for stats in world.engine_stats() {
         assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
     }
-    let router = world.router();
+    world.routers().for_each(|router| check_router(world, router));
+}
+
+fn check_router(world: &World, router: &Router) {
     assert_eq!(router.read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
     let ids = router.read(|scheduler| {
         let transfers = scheduler.transfers();
         assert!(transfers.links(world.now()).all(|link| link.in_flight == 0));
         for endpoint in scheduler.pool().endpoints() {
             assert_eq!(transfers.in_flight(endpoint.id), 0);
-            assert_eq!(endpoint.load.in_flight, InFlight::default());
+            assert_eq!(endpoint.in_flight(), InFlight::default(), "here or in another gateway");
             assert!(endpoint.healthy && !endpoint.draining, "{} is fit again", endpoint.name);
         }
         scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect::<Vec<_>>()

@@ -33,7 +33,9 @@ use kvlane_lab::replay::{ReplayConfig, replay};
 use kvlane_lab::statistics::summary::Percentiles;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
-use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
+use kvlane_sim::{
+    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
@@ -294,6 +296,7 @@ fn simulate(
         router: router::Config { exact: None, ..settings.router(MODEL) },
         engines: vec![engine; args.engines],
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::ZERO,

@@ -30,7 +30,7 @@ use kvlane_lab::prompt;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::Fault;
 use kvlane_sim::rules::{Probes, Rules};
-use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
+use kvlane_sim::{Drive, EngineConfig, GatewaysConfig, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
 use kvlane_wire::ext_proc::BodyMode;
@@ -103,6 +103,7 @@ fn world(config: &Config, engines: usize, faults: Vec<Fault>, timing: TimingMode
         // The engines publish no KV events.
         router: router::Config { exact: None, ..settings.router(MODEL) },
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: Default::default(),
         routing_delay: Nanos(1),

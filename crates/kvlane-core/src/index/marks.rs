@@ -1,10 +1,10 @@
 //! Marks: which prompts the routers of other replicas have sent where, coarsely.
 //!
-//! A mark is the hash of every few blocks of a prompt. Hashes are chained, so a mark stands for all tokens before it: an
+//! A mark is the hash of every few blocks of a prompt, of more of them at its beginning. Hashes are chained, so a mark stands for all tokens before it: an
 //! endpoint that was sent a prompt with this mark was sent everything up to it. Two prompts with a common prefix have
 //! the marks of that prefix in common. So a set of pairs of mark and endpoint says how much of a new prompt an endpoint
-//! was sent, to within [`MARK_TOKENS`], in a sixteenth of a chain's bytes or less; and a set does not depend on the order
-//! in which its members come, nor on repetitions.
+//! was sent, to within an eighth and [`MARK_TOKENS`], in an eighth of a long chain's bytes; and a set does not depend on
+//! the order in which its members come, nor on repetitions.
 //!
 //! Memory is bounded by two generations: when the younger is full, or old, it becomes the older one, and what was in that
 //! is forgotten. Marks that are used or sent again are in the younger one.
@@ -17,8 +17,11 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::time::Nanos;
 
-/// Prompt tokens between two marks. A prediction falls short by half of this on average.
-pub const MARK_TOKENS: u32 = 128;
+/// Prompt tokens between two marks, at most. A prediction falls short by half of this on average.
+pub const MARK_TOKENS: usize = 128;
+/// Between two marks are at most as many tokens as before them, divided by this: short prompts are many, and the tokens
+/// of a prompt's beginning are in most of them.
+const BEFORE: usize = 8;
 
 /// Memory of one mark with one holder, the table's spare capacity included.
 const MARK_BYTES: usize = 64;
@@ -46,15 +49,38 @@ pub struct Marks {
     since: Nanos,
 }
 
-/// Blocks between two marks.
-fn stride(block_tokens: u32) -> usize {
-    (MARK_TOKENS / block_tokens.max(1)).max(1) as usize
+/// Where the marks of a prompt are, as numbers of blocks.
+#[derive(Clone, Copy)]
+struct Places {
+    block_tokens: usize,
+}
+
+impl Places {
+    fn new(block_tokens: u32) -> Self {
+        Self { block_tokens: block_tokens.max(1) as usize }
+    }
+
+    /// Blocks from the last mark up to `blocks` to the next one: a power of two, so that later strides begin where earlier
+    /// ones end.
+    fn stride(self, blocks: usize) -> usize {
+        let tokens = (blocks * self.block_tokens / BEFORE).min(MARK_TOKENS);
+        (tokens / self.block_tokens).checked_ilog2().map_or(1, |log| 1 << log)
+    }
+
+    fn next(self, mark: usize) -> usize {
+        mark + self.stride(mark)
+    }
+
+    fn previous(self, mark: usize) -> usize {
+        mark - self.stride(mark - 1)
+    }
 }
 
 /// The marks of a prompt.
 pub fn marks_of(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = BlockHash> {
-    let stride = stride(block_tokens);
-    chain.iter().skip(stride - 1).step_by(stride).copied()
+    let places = Places::new(block_tokens);
+    let mark = |at: usize| chain.get(at - 1).map(|_| at);
+    std::iter::successors(mark(1), move |at| mark(places.next(*at))).map(|at| chain[at - 1])
 }
 
 // === impl Marks ===
@@ -80,24 +106,28 @@ impl Marks {
 
     /// Raises the overlap of each endpoint to what it was sent of this prompt.
     pub fn raise(&self, chain: &[BlockHash], block_tokens: u32, overlap: &mut Overlap) {
-        let stride = stride(block_tokens);
+        let places = Places::new(block_tokens);
         let known = |mark: &BlockHash| self.young.contains_key(mark) || self.old.contains_key(mark);
-        let found = chain.iter().skip(stride - 1).step_by(stride).take_while(|mark| known(mark)).count();
-        // Whoever holds a mark holds those before it, so the last ones decide, and most holders are seen only once.
+        let mut blocks = 0;
+        while chain.get(places.next(blocks) - 1).is_some_and(known) {
+            blocks = places.next(blocks);
+        }
+        // An endpoint that was sent a mark was sent those before it, so the last ones decide, and most holders are seen
+        // only once.
         let mut seen = 0;
-        for n in (1..=found).rev() {
-            let mark = &chain[n * stride - 1];
-            let [young, old] = [&self.young, &self.old].map(|marks| marks.get(mark).map_or(&[][..], Vec::as_slice));
-            if young.len().max(old.len()) <= seen {
-                continue;
-            }
-            for &endpoint in young.iter().chain(old) {
-                let blocks = (n * stride) as u32;
-                if overlap.blocks(endpoint) < blocks {
-                    overlap.set(endpoint, blocks);
+        while blocks > 0 {
+            let holders = [&self.young, &self.old]
+                .map(|marks| marks.get(&chain[blocks - 1]).map_or(&[][..], Vec::as_slice));
+            let most = holders.iter().map(|holders| holders.len()).max().unwrap_or(0);
+            if most > seen {
+                for &endpoint in holders.into_iter().flatten() {
+                    if overlap.blocks(endpoint) < blocks as u32 {
+                        overlap.set(endpoint, blocks as u32);
+                    }
                 }
+                seen = most;
             }
-            seen = young.len().max(old.len());
+            blocks = places.previous(blocks);
         }
     }
 
@@ -109,7 +139,8 @@ impl Marks {
                 !holders.is_empty()
             });
         }
-        self.young_bytes = self.young.values().map(|holders| MARK_BYTES + (holders.len() - 1) * HOLDER_BYTES).sum();
+        self.young_bytes =
+            self.young.values().map(|holders| MARK_BYTES + (holders.len() - 1) * HOLDER_BYTES).sum();
     }
 
     /// All marks and their holders, for a router that begins.
@@ -136,7 +167,6 @@ mod tests {
     const CONFIG: Config = Config { memory_bytes_max: 1 << 20, age: Nanos::from_secs(60) };
 
     const BLOCK_TOKENS: u32 = 16;
-    const STRIDE: usize = 8;
 
     /// The chain of a prompt, whose blocks are one byte long.
     fn chain(prompt: &[u8]) -> Vec<BlockHash> {
@@ -147,6 +177,37 @@ mod tests {
 
     fn endpoint(slot: u16) -> EndpointId {
         EndpointId::new(slot, 0)
+    }
+
+    /// The last mark by number of blocks.
+    const MARKED: [u32; 200] = {
+        let (mut marked, mut at) = ([0; 200], 0);
+        while at < 200 {
+            let stride = match at {
+                0..16 => 1,
+                16..32 => 2,
+                32..64 => 4,
+                _ => 8,
+            };
+            marked[at] = (at / stride * stride) as u32;
+            at += 1;
+        }
+        marked
+    };
+
+    #[test]
+    fn marks_are_where_both_directions_find_them() {
+        for block_tokens in [1, 3, 16, 64, 128, 1000] {
+            let places = Places::new(block_tokens);
+            let mut at = 0;
+            for _ in 0..500 {
+                let next = places.next(at);
+                assert_eq!(places.previous(next), at, "blocks of {block_tokens} tokens");
+                let tokens = (next - at) * block_tokens as usize;
+                assert!(next - at == 1 || tokens <= MARK_TOKENS.min(at * block_tokens as usize / BEFORE));
+                at = next;
+            }
+        }
     }
 
     fn send(marks: &mut Marks, now: Nanos, prompt: &[u8], to: u16) -> usize {
@@ -162,13 +223,19 @@ mod tests {
         held
     }
 
+    /// A prompt that begins as others do, and then differs.
+    fn prompt() -> impl Strategy<Value = Vec<u8>> {
+        (0usize..120, 0usize..80, 1u8..3)
+            .prop_map(|(common, own, byte)| [vec![0; common], vec![byte; own]].concat())
+    }
+
     proptest! {
-        /// Invariant: Marks predict no more than what an endpoint was sent, and fall short by less than [`MARK_TOKENS`];
-        /// the order and repetition of what was sent does not matter.
+        /// Invariant: Marks predict no more than what an endpoint was sent, and fall short by less than an eighth of it or a block, and
+        /// than 128 tokens; the order and repetition of what was sent does not matter.
         #[test]
         fn marks_predict_what_was_sent_to_within_a_stride(
-            sent in prop::collection::vec((prop::collection::vec(0u8..2, 0..60), 0u16..3), 0..12),
-            asked in prop::collection::vec(0u8..2, 0..60),
+            sent in prop::collection::vec((prompt(), 0u16..3), 0..12),
+            asked in prompt(),
             again in any::<bool>(),
         ) {
             let (mut marks, mut backwards) = (Marks::new(CONFIG), Marks::new(CONFIG));
@@ -183,7 +250,7 @@ mod tests {
             let expected: Vec<_> = (0..3)
                 .map(|slot| {
                     let most = sent.iter().filter(|(_, to)| *to == slot).map(|(prompt, _)| common(prompt)).max();
-                    (endpoint(slot), (most.unwrap_or(0) / STRIDE * STRIDE) as u32)
+                    (endpoint(slot), MARKED[most.unwrap_or(0)])
                 })
                 .filter(|(_, blocks)| *blocks > 0)
                 .collect();
@@ -195,16 +262,16 @@ mod tests {
     fn marks_are_forgotten_with_their_endpoint_and_with_time_unless_sent_again() {
         let mut marks = Marks::new(CONFIG);
         let prompt = [1; 32];
-        assert_eq!(send(&mut marks, Nanos::ZERO, &prompt, 0), 4);
+        assert_eq!(send(&mut marks, Nanos::ZERO, &prompt, 0), 16 + 8);
         assert_eq!(send(&mut marks, Nanos::ZERO, &prompt, 0), 0, "known");
         send(&mut marks, Nanos::ZERO, &prompt, 1);
         marks.forget(endpoint(1));
         assert_eq!(overlap(&marks, &prompt), [(endpoint(0), 32)]);
-        assert_eq!(send(&mut marks, CONFIG.age, &prompt[..8], 0), 1, "a new generation");
+        assert_eq!(send(&mut marks, CONFIG.age, &prompt[..8], 0), 8, "a new generation");
         assert_eq!(overlap(&marks, &prompt), [(endpoint(0), 32)]);
         send(&mut marks, CONFIG.age + CONFIG.age, &[2; 8], 0);
         assert_eq!(overlap(&marks, &prompt), [(endpoint(0), 8)]);
-        assert_eq!(marks.iter().count(), 2);
+        assert_eq!(marks.iter().count(), 16);
     }
 
     #[test]

@@ -147,6 +147,16 @@ pub struct Arm {
     pub kv_events_lost: f64,
     /// Share of the batches that arrive twice.
     pub kv_events_duplicated: f64,
+    /// Number of gateways, to which requests go in turns.
+    pub gateways: u16,
+    /// Seconds between two news that each of them tells the others; `null` if they tell nothing.
+    pub exchange_interval_s: Option<f64>,
+    /// Seconds until others have heard.
+    pub exchange_delay_s: f64,
+    /// Maximum additional seconds, drawn for each news and hearer.
+    pub exchange_jitter_s: f64,
+    /// Share of news that is lost.
+    pub exchange_lost: f64,
     /// Number of engines that only prefill, the last ones; the others only decode. 0 for none.
     pub prefill_engines: u32,
     /// What the engines are for.
@@ -235,6 +245,11 @@ impl Arm {
             kv_event_jitter_s: 0.0,
             kv_events_lost: 0.0,
             kv_events_duplicated: 0.0,
+            gateways: 1,
+            exchange_interval_s: Some(0.02),
+            exchange_delay_s: 0.001,
+            exchange_jitter_s: 0.0,
+            exchange_lost: 0.0,
             prefill_engines: 0,
             roles: Roles::Fixed,
             prefill_policy: None,
@@ -257,6 +272,8 @@ impl Arm {
             self.kv_event_delay_s,
             self.kv_event_jitter_s,
             self.queue_timeout_s,
+            self.exchange_delay_s,
+            self.exchange_jitter_s,
         ];
         let share = |share: f64| (0.0..=1.0).contains(&share);
         if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
@@ -265,12 +282,16 @@ impl Arm {
                 self.arm
             )));
         }
+        if !share(self.exchange_lost) || self.gateways == 0 {
+            let why = "`exchange_lost` must be between 0 and 1, and `gateways` at least 1";
+            return Err(RunError::Policies(format!("`{}`: {why}", self.arm)));
+        }
         let interval = |secs| (REPORT_INTERVAL_MIN_S..1e6).contains(&secs);
-        if delays.into_iter().all(span) && self.report_interval_s.is_none_or(interval) {
+        let intervals = [self.report_interval_s, self.exchange_interval_s];
+        if delays.into_iter().all(span) && intervals.into_iter().flatten().all(interval) {
             return Ok(());
         }
-        let why =
-            format!("`{}`: delays must be at least 0 s, and report_interval_s at least 0.001", self.arm);
+        let why = format!("`{}`: delays must be at least 0 s, and intervals at least 0.001", self.arm);
         Err(RunError::Policies(why))
     }
 }
@@ -292,6 +313,12 @@ struct ArmMap {
     kv_event_jitter_s: Option<f64>,
     kv_events_lost: Option<f64>,
     kv_events_duplicated: Option<f64>,
+    gateways: Option<u16>,
+    #[serde(default, deserialize_with = "given")]
+    exchange_interval_s: Option<Option<f64>>,
+    exchange_delay_s: Option<f64>,
+    exchange_jitter_s: Option<f64>,
+    exchange_lost: Option<f64>,
     prefill_engines: Option<u32>,
     roles: Option<Roles>,
     prefill_policy: Option<PolicyName>,
@@ -356,6 +383,11 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_event_jitter_s: map.kv_event_jitter_s.unwrap_or(plain.kv_event_jitter_s),
                     kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
+                    gateways: map.gateways.unwrap_or(plain.gateways),
+                    exchange_interval_s: map.exchange_interval_s.unwrap_or(plain.exchange_interval_s),
+                    exchange_delay_s: map.exchange_delay_s.unwrap_or(plain.exchange_delay_s),
+                    exchange_jitter_s: map.exchange_jitter_s.unwrap_or(plain.exchange_jitter_s),
+                    exchange_lost: map.exchange_lost.unwrap_or(plain.exchange_lost),
                     prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
                     roles: map.roles.unwrap_or(plain.roles),
                     prefill_policy: map.prefill_policy.map(|PolicyName(policy)| policy),

@@ -18,7 +18,7 @@ use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::outcome::Outcome;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
-use kvlane_sim::world::{Decisions, ReportFeed, Send, World, WorldConfig};
+use kvlane_sim::world::{Decisions, Exchange, GatewaysConfig, ReportFeed, Send, World, WorldConfig};
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::WorkloadError;
 use kvlane_trace::record::Record;
@@ -308,6 +308,7 @@ impl Setting {
             parts: arm.parts(engines.len()),
             engines,
             router,
+            gateways: arm.gateways(),
             fetch_tokens_min: arm.fetch_tokens_min,
             link: self.link,
             routing_delay: secs(arm.routing_delay_s + request_s),
@@ -329,6 +330,21 @@ impl Setting {
             seed: seed.into(),
             stopwatch: self.stopwatch,
         })
+    }
+}
+
+// === impl Arm ===
+
+impl Arm {
+    fn gateways(&self) -> GatewaysConfig {
+        let exchange = self.exchange_interval_s.map(|interval_s| Exchange {
+            every: Nanos::from_secs_f64(interval_s),
+            delay: Nanos::from_secs_f64(self.exchange_delay_s),
+            jitter: Nanos::from_secs_f64(self.exchange_jitter_s),
+            lost: self.exchange_lost,
+            duplicated: 0.0,
+        });
+        GatewaysConfig { count: self.gateways, exchange }
     }
 }
 

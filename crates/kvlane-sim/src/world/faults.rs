@@ -147,20 +147,20 @@ impl World {
     pub(super) fn drained(&mut self, endpoint: EndpointId) {
         let now = self.now();
         let Some(&at) = self.slots.get(endpoint.slot()) else { return };
-        let (node, router) = (&mut self.nodes[at], &self.router);
+        let (node, gateways) = (&mut self.nodes[at], &self.gateways);
         let in_flight = |scheduler: &Scheduler| {
             scheduler.pool().get(endpoint).is_none_or(|endpoint| endpoint.load.in_flight.requests > 0)
         };
         if node.id != endpoint
             || node.active_faults.leaving == 0
             || node.active_faults.away
-            || router.read(in_flight)
+            || gateways.iter().any(|router| router.read(in_flight))
         {
             return;
         }
         node.active_faults.away = true;
         node.replace_engine(now);
-        router.leave(now, endpoint, &mut self.outputs);
+        gateways.leave(now, endpoint, &mut self.outputs);
     }
 
     /// Another engine joins where one has left. Its first probe determines its health.
@@ -170,7 +170,7 @@ impl World {
         node.active_faults.away = false;
         node.found = Found::new(node.active_faults.deaths == 0);
         let name = format!("engine-{at}-{}", node.generation).into();
-        let Some(id) = self.router.join(now, name, node.found.healthy, false, &mut self.outputs) else {
+        let Some(id) = self.gateways.join(now, &name, node.found.healthy, &mut self.outputs) else {
             return;
         };
         node.id = id;
@@ -186,17 +186,17 @@ impl World {
         let node = &self.nodes[at];
         let draining = node.active_faults.drains + node.active_faults.leaving > 0;
         let endpoint = node.id;
-        self.router.step(now, Input::Draining { endpoint, draining }, &mut self.outputs);
+        self.gateways.step(now, &Input::Draining { endpoint, draining }, &mut self.outputs);
     }
 
     /// Reports an endpoint's health to the router. One that has `started` again holds none of its predicted blocks.
     pub(super) fn tell_health(&mut self, at: usize, healthy: bool, started: bool) {
         let (now, node) = (self.now(), &self.nodes[at]);
-        let (endpoint, router) = (node.id, &self.router);
+        let (endpoint, gateways) = (node.id, &self.gateways);
         if started {
-            router.forget(now, endpoint, &mut self.outputs);
+            gateways.forget(now, endpoint, &mut self.outputs);
         }
-        router.step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
+        gateways.step(now, &Input::Health { endpoint, healthy }, &mut self.outputs);
     }
 
     fn reload(&mut self) {
@@ -204,7 +204,7 @@ impl World {
         self.reloads += 1;
         let usual = &self.config.router;
         let read = self.config.reloaded.as_ref().filter(|_| self.reloads % 2 == 1).unwrap_or(usual);
-        self.router.configure(now, read.clone(), &mut self.outputs);
+        self.gateways.configure(now, read, &mut self.outputs);
     }
 
     // --- feeds
@@ -212,7 +212,7 @@ impl World {
     fn lose_feed(&mut self, at: usize) {
         let (now, node) = (self.now(), &self.nodes[at]);
         if node.engine.config().kv_events {
-            self.router.set_feed(now, node.id, Feed::Syncing, &mut self.outputs);
+            self.gateways.set_feed(now, node.id, Feed::Syncing, &mut self.outputs);
         }
     }
 
@@ -228,9 +228,9 @@ impl World {
             return;
         }
         node.generation += 1;
-        let (router, id) = (&self.router, node.id);
-        router.apply(id, &KvEvent::Cleared);
-        router.set_feed(now, id, Feed::Live, &mut self.outputs);
+        let (gateways, id) = (&self.gateways, node.id);
+        gateways.apply(id, &KvEvent::Cleared);
+        gateways.set_feed(now, id, Feed::Live, &mut self.outputs);
     }
 
     /// Reports false blocks to the router.
@@ -243,7 +243,7 @@ impl World {
             let rng = &mut self.rng;
             let block = |_| StoredBlock { name: EngineHash(rng.next_u64()), hash: BlockHash(rng.next_u64()) };
             let blocks = (0..FLOOD_BLOCKS).map(block).collect();
-            self.router.apply(node.id, &KvEvent::Stored { parent: None, blocks, tier: Tier::Gpu });
+            self.gateways.apply(node.id, &KvEvent::Stored { parent: None, blocks, tier: Tier::Gpu });
         }
         self.clock.schedule(self.clock.now() + FLOOD_EVERY, Event::Flood { node: at as u16 });
     }

@@ -5,21 +5,27 @@
 //! KV events with their delay. So a policy behaves here as it does in the gateway.
 
 mod faults;
+mod gateways;
 mod node;
 mod play;
 mod retry;
 mod split;
+
+use std::sync::Arc;
 
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::load::LoadReport;
+use kvlane_core::replica::News;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 
+use gateways::Gateways;
+pub use gateways::{Exchange, GatewaysConfig, Traffic};
 use node::Node;
 pub use play::{Run, Send};
 
@@ -42,6 +48,8 @@ pub struct WorldConfig {
     pub parts: Vec<Part>,
     /// The router's configuration. Its blocks are the engines' blocks: all must have the same size.
     pub router: router::Config,
+    /// The gateways, with such a router each.
+    pub gateways: GatewaysConfig,
     /// Minimum number of tokens for an engine to fetch blocks that another one has cached, rather than compute them.
     pub fetch_tokens_min: Option<u32>,
     /// Links for KV blocks: each engine sends over its own.
@@ -86,7 +94,7 @@ pub struct ReportFeed {
 /// A fleet in virtual time. Caches, clock and router persist from run to run.
 pub struct World {
     config: WorldConfig,
-    router: Router,
+    gateways: Gateways,
     nodes: Vec<Node>,
     /// The node of each of the router's slots.
     slots: Vec<usize>,
@@ -100,6 +108,8 @@ pub struct World {
     given: u32,
     /// Number of ids ever chosen for prefill legs.
     legs: u64,
+    /// Number of requests sent to gateways in turn.
+    turn: usize,
     /// Number of runs.
     runs: u32,
     /// Whether a report is scheduled.
@@ -159,6 +169,10 @@ enum Event {
     Stalled { run: u32, request: u32, sent: u32, tokens: u32 },
     /// A transfer of a request's KV blocks fails.
     Lost { run: u32, request: u32, sent: u32 },
+    /// A gateway tells the others what it has placed.
+    Exchange { gateway: u16 },
+    /// News of a gateway come to another one.
+    News { to: u16, from: u16, news: Arc<News> },
     /// Deadline of a queued request.
     Tick,
 }
@@ -171,7 +185,7 @@ impl World {
         let engines = std::mem::take(&mut config.engines);
         let mut world = Self {
             rng: Rng::new(config.seed),
-            router: Router::new(config.router.clone()),
+            gateways: Gateways::new(&config.router, config.gateways),
             nodes: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
@@ -179,6 +193,7 @@ impl World {
             sent: 0,
             given: 0,
             legs: 0,
+            turn: 0,
             runs: 0,
             reporting: false,
             reported_at: Nanos::ZERO,
@@ -197,6 +212,12 @@ impl World {
             world.config.rules = Some(Rules::default());
         }
         world.begin_probes();
+        if let Some(every) = world.gateways.exchange_every() {
+            let count = world.gateways.count() as u64;
+            // They have not begun at the same moment.
+            let at = |n| Nanos(every.0 / count * n);
+            (0..count).for_each(|n| world.clock.schedule(at(n), Event::Exchange { gateway: n as u16 }));
+        }
         world
     }
 
@@ -205,9 +226,9 @@ impl World {
         for (n, mut engine) in engines.into_iter().enumerate() {
             (engine.kv_events, engine.token_every) = (exact, TOKENS_TOLD);
             let name = format!("engine-{n}").into();
-            let Some(id) = self.router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
+            let Some(id) = self.gateways.join(Nanos::ZERO, &name, true, &mut self.outputs) else { break };
             if exact {
-                self.router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
+                self.gateways.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
             }
             let part = self.config.parts.get(n).copied().unwrap_or_default();
             self.slots.push(n);
@@ -220,7 +241,7 @@ impl World {
     fn assign(&mut self, at: usize) {
         let Node { id: endpoint, part, .. } = self.nodes[at];
         if part != Part::default() {
-            self.router.step(self.clock.now(), Input::Assigned { endpoint, part }, &mut self.outputs);
+            self.gateways.step(self.clock.now(), &Input::Assigned { endpoint, part }, &mut self.outputs);
         }
     }
 
@@ -234,9 +255,19 @@ impl World {
         self.clock.now()
     }
 
-    /// The router.
+    /// The router of the first gateway.
     pub fn router(&self) -> &Router {
-        &self.router
+        self.gateways.at(0)
+    }
+
+    /// The routers of all gateways.
+    pub fn routers(&self) -> impl Iterator<Item = &Router> {
+        self.gateways.iter()
+    }
+
+    /// What gateways have told each other so far.
+    pub fn exchanged(&self) -> Traffic {
+        self.gateways.traffic
     }
 
     /// Decisions so far.
@@ -272,12 +303,12 @@ impl World {
             Event::Report => self.report(false),
             Event::Reported { node, reported } => {
                 let endpoint = self.nodes[usize::from(node)].id;
-                self.router.step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
+                self.gateways.step(now, &Input::Reported { endpoint, reported }, &mut self.outputs);
             }
             Event::Kv { node, generation, events } => {
                 let Node { id, generation: current, .. } = self.nodes[usize::from(node)];
                 if generation == current {
-                    events.iter().for_each(|event| _ = self.router.apply(id, event));
+                    events.iter().for_each(|event| self.gateways.apply(id, event));
                 }
             }
             Event::Fault(index) => self.begin_fault(index),
@@ -291,7 +322,12 @@ impl World {
             Event::Probed { node, began } => self.probed(node.into(), began),
             Event::Tick => {
                 self.tick_at = None;
-                self.router.step(now, Input::Tick, &mut self.outputs);
+                self.gateways.step(now, &Input::Tick, &mut self.outputs);
+            }
+            Event::Exchange { gateway } => self.exchange(gateway),
+            Event::News { to, from, news } => {
+                let news = Arc::unwrap_or_clone(news);
+                self.gateways.hear(to.into(), from.into(), now, news, &mut self.outputs);
             }
             Event::Step { node } => self.nodes[usize::from(node)].step_at = None,
             Event::Root { .. }
@@ -301,6 +337,17 @@ impl World {
             | Event::Late { .. }
             | Event::Stalled { .. }
             | Event::Lost { .. } => {}
+        }
+    }
+
+    /// A gateway tells the others its news, and will again.
+    fn exchange(&mut self, gateway: u16) {
+        let now = self.now();
+        for (at, to, news) in self.gateways.tell(gateway.into(), now, &mut self.rng) {
+            self.clock.schedule(at, Event::News { to: to as u16, from: gateway, news });
+        }
+        if let Some(every) = self.gateways.exchange_every() {
+            self.clock.schedule(now + every, Event::Exchange { gateway });
         }
     }
 
@@ -364,7 +411,7 @@ impl World {
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
         let EventFeed { delay, jitter, lost, duplicated } = self.config.events;
         if delay == Nanos::ZERO && jitter == Nanos::ZERO && lost == 0.0 && duplicated == 0.0 {
-            return events.iter().for_each(|event| _ = self.router.apply(*id, event));
+            return events.iter().for_each(|event| self.gateways.apply(*id, event));
         }
         let copies = if self.rng.unit() < lost {
             0
@@ -390,7 +437,8 @@ impl World {
         if nobody_waits && self.config.rules.is_none() {
             return;
         }
-        let Some(at) = self.router.read(|scheduler| scheduler.next_deadline()) else { return };
+        let deadline = |router: &Router| router.read(|scheduler| scheduler.next_deadline());
+        let Some(at) = self.gateways.iter().filter_map(deadline).min() else { return };
         if self.tick_at.is_none_or(|tick_at| at < tick_at) {
             self.tick_at = Some(at);
             self.clock.schedule(at, Event::Tick);

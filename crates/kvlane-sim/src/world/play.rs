@@ -13,6 +13,7 @@ use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
+use kvlane_core::router::Router;
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_trace::plan::Plan;
@@ -81,6 +82,8 @@ pub(super) struct Flight {
     pub(super) answer: Option<Leg>,
     /// Where its prompt is computed, if elsewhere.
     pub(super) prefill: Option<Prefill>,
+    /// The gateway that it was sent to.
+    pub(super) gateway: usize,
     /// Number of failed attempts.
     pub(super) attempt: u32,
     pub(super) failed: Vec<EndpointId>,
@@ -253,7 +256,8 @@ impl Play<'_, '_> {
     fn due(&mut self, request: u32) {
         let now = self.now();
         self.outcome(request).due = now;
-        self.flights.insert(request, Flight::default());
+        let gateway = self.next_gateway();
+        self.flights.insert(request, Flight { gateway, ..Flight::default() });
         self.world.resume_reports();
         let run = self.run;
         self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
@@ -267,7 +271,8 @@ impl Play<'_, '_> {
         let block_tokens = self.world.config.router.block_tokens;
         let (now, id, session) = (self.now(), self.id(request), self.session(request));
         self.world.legs += 1;
-        let leg = self.world.router.may_split().then_some(RequestId(LEGS + self.world.legs));
+        let legs = self.world.legs;
+        let leg = self.router_of(request).may_split().then_some(RequestId(LEGS + legs));
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
@@ -277,9 +282,9 @@ impl Play<'_, '_> {
             leg,
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
-        let World { router, config, scratch, outputs, decisions, .. } = &mut *self.world;
+        let World { gateways, config, scratch, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
-        router.arrive(now, wanted, &blocks, scratch, outputs);
+        gateways.at(flight.gateway).arrive(now, wanted, &blocks, scratch, outputs);
         if let (Some(read), Some(started)) = (config.stopwatch, started) {
             decisions.time += read() - started;
         }
@@ -414,30 +419,60 @@ impl Play<'_, '_> {
                 if outcome.split.is_none() {
                     outcome.cached_tokens = cached_tokens;
                 }
-                self.world.router.progress(now, id, true, 0, &mut self.world.outputs);
+                self.progress(request, id, true, 0);
                 self.await_more(request, 1);
             }
             (EngineEvent::Tokens { count, .. }, _) => {
-                self.world.router.progress(now, id, false, count, &mut self.world.outputs);
+                self.progress(request, id, false, count);
             }
             (EngineEvent::Finished { .. }, Stage::Prefill) => self.computed(request),
             (EngineEvent::Finished { .. }, Stage::Answer) => {
                 let output_tokens = self.request(request).output_tokens;
                 self.outcome(request).output_tokens = output_tokens;
-                self.tell(Input::Wrote { request: id, output_tokens });
+                self.tell(request, Input::Wrote { request: id, output_tokens });
                 self.settle(request, None);
             }
             (EngineEvent::Rejected { why, .. }, _) => {
-                self.succeeded(self.leg_id(request, stage));
+                self.succeeded(request, self.leg_id(request, stage));
                 self.settle(request, Some(Failure::Refused(why)));
             }
         }
     }
 
-    /// Steps the router.
-    pub(super) fn tell(&mut self, input: Input) {
-        let now = self.now();
-        self.world.router.step(now, input, &mut self.world.outputs);
+    /// The gateway whose turn it is.
+    fn next_gateway(&mut self) -> usize {
+        self.world.turn += 1;
+        self.world.turn % self.world.gateways.count()
+    }
+
+    /// The gateway that a request was sent to.
+    fn gateway_of(&self, request: u32) -> usize {
+        self.flights.get(&request).map_or(0, |flight| flight.gateway)
+    }
+
+    /// Its router.
+    fn router_of(&self, request: u32) -> &Router {
+        self.world.gateways.at(self.gateway_of(request))
+    }
+
+    /// Steps a request's router.
+    pub(super) fn tell(&mut self, request: u32, input: Input) {
+        let (now, gateway) = (self.now(), self.gateway_of(request));
+        let World { gateways, outputs, .. } = &mut *self.world;
+        gateways.at(gateway).step(now, input, outputs);
+    }
+
+    fn progress(&mut self, request: u32, id: RequestId, first: bool, tokens: u32) {
+        let (now, gateway) = (self.now(), self.gateway_of(request));
+        let World { gateways, outputs, .. } = &mut *self.world;
+        gateways.at(gateway).progress(now, id, first, tokens, outputs);
+    }
+
+    /// A prompt was computed that is decoded elsewhere.
+    pub(super) fn began(&mut self, request: u32, leg: RequestId) {
+        let (now, gateway) = (self.now(), self.gateway_of(request));
+        let World { gateways, outputs, .. } = &mut *self.world;
+        gateways.at(gateway).begin(now, leg, outputs);
     }
 
     /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
@@ -445,7 +480,7 @@ impl Play<'_, '_> {
         let Outcome { cached_tokens, moved_tokens, split, .. } = *self.outcome(request);
         if split.is_none() && moved_tokens == 0 {
             let reported = self.reported(request, cached_tokens);
-            self.tell(Input::Answered { request: self.id(request), reported });
+            self.tell(request, Input::Answered { request: self.id(request), reported });
         }
     }
 
@@ -456,13 +491,14 @@ impl Play<'_, '_> {
     /// Reports to the router that a request has ended at its endpoints.
     pub(super) fn release(&mut self, request: u32) {
         let leg = self.flights.get(&request).and_then(|flight| flight.prefill).map(|prefill| prefill.id);
-        leg.into_iter().chain([self.id(request)]).for_each(|request| self.tell(Input::Finished { request }));
+        let ids = leg.into_iter().chain([self.id(request)]);
+        ids.for_each(|id| self.tell(request, Input::Finished { request: id }));
     }
 
     /// Reports to the router that an endpoint has answered a leg without failure; a rejection also counts.
-    pub(super) fn succeeded(&mut self, request: RequestId) {
+    pub(super) fn succeeded(&mut self, request: u32, leg: RequestId) {
         if self.world.config.rules.is_some() {
-            self.tell(Input::Succeeded { request });
+            self.tell(request, Input::Succeeded { request: leg });
         }
     }
 
@@ -471,7 +507,7 @@ impl Play<'_, '_> {
         match failure {
             None => {
                 self.answered(request);
-                self.succeeded(self.id(request));
+                self.succeeded(request, self.id(request));
             }
             Some(_) => self.cancel_legs(request),
         }

@@ -215,7 +215,8 @@ impl Play<'_, '_> {
     /// are reported without rules too, as the times of the others are.
     fn tell_failed(&mut self, request: u32, stage: Stage, how: Failed) {
         let leg = self.flights.get(&request).and_then(|flight| flight.leg(stage));
-        let (Some(&Leg { node, .. }), request) = (leg, self.leg_id(request, stage)) else { return };
+        let Some(&Leg { node, .. }) = leg else { return };
+        let (sent, request) = (request, self.leg_id(request, stage));
         let input = match how {
             Failed::Transfer => Input::TransferFailed { request },
             _ if self.world.config.rules.is_none() => return,
@@ -223,7 +224,7 @@ impl Play<'_, '_> {
             Failed::Unreachable | Failed::Broken | Failed::Late => Input::Failed { request },
         };
         self.world.nodes[node].found.gone |= how == Failed::Unreachable;
-        self.tell(input);
+        self.tell(sent, input);
     }
 
     /// Places a request again: after the pause that the rules say, if there are any.

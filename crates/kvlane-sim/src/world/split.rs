@@ -182,11 +182,11 @@ impl Play<'_, '_> {
         if let Some(split) = &mut self.outcome(request).split {
             split.computed = Some(now);
         }
-        self.succeeded(id);
-        self.world.router.begin(now, id, &mut self.world.outputs);
+        self.succeeded(request, id);
+        self.began(request, id);
         // Blocks that it has fetched were in no cache.
         if leg.source.is_none() {
-            self.tell(Input::Answered { request: id, reported });
+            self.tell(request, Input::Answered { request: id, reported });
         }
         if self.world.config.link.connector == Connector::Pull {
             self.send(request, Stage::Answer, self.world.seat_of(decode));

@@ -1,6 +1,7 @@
 //! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
 mod faults;
+mod gateways;
 mod split;
 mod turns;
 
@@ -13,8 +14,8 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::{
-    Batching, Connector, CpuTier, Drive, EngineConfig, Eviction, Failure, Outcome, Plan, ReportFeed, Run,
-    Send, TransferConfig, World, WorldConfig,
+    Batching, Connector, CpuTier, Drive, EngineConfig, Eviction, Failure, GatewaysConfig, Outcome, Plan,
+    ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 use proptest::prelude::*;
@@ -39,6 +40,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
             block_tokens: BLOCK_TOKENS,
         },
         parts: Vec::new(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),
@@ -103,15 +105,17 @@ fn check(trace: &Trace, run: &Run, world: &World) {
         assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
         assert!(stats.prefix_hit_tokens + stats.cpu_hit_tokens <= stats.prefix_queried_tokens);
     }
-    assert_eq!(world.router().read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
-    world.router().read(|scheduler| {
-        let transfers = scheduler.transfers();
-        for endpoint in scheduler.pool().endpoints() {
-            assert_eq!(endpoint.load.in_flight, InFlight::default());
-            assert_eq!(transfers.in_flight(endpoint.id), 0);
-        }
-        assert!(transfers.links(world.now()).all(|link| link.in_flight == 0));
-    });
+    for router in world.routers() {
+        assert_eq!(router.read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
+        router.read(|scheduler| {
+            let transfers = scheduler.transfers();
+            for endpoint in scheduler.pool().endpoints() {
+                assert_eq!(endpoint.load.in_flight, InFlight::default());
+                assert_eq!(transfers.in_flight(endpoint.id), 0);
+            }
+            assert!(transfers.links(world.now()).all(|link| link.in_flight == 0));
+        });
+    }
 }
 
 /// Invariant: The same seed gives the same simulation.

@@ -22,7 +22,7 @@ use kvlane_sim::engine::EngineConfig;
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
-use kvlane_sim::world::{ReportFeed, Send, World, WorldConfig};
+use kvlane_sim::world::{GatewaysConfig, ReportFeed, Send, World, WorldConfig};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
@@ -209,6 +209,7 @@ fn run(
             block_tokens,
         },
         parts: parts.clone(),
+        gateways: GatewaysConfig::default(),
         fetch_tokens_min: None,
         link: *link,
         routing_delay: Nanos::from_millis(1),
