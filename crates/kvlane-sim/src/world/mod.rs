@@ -19,6 +19,7 @@ use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
+use serde::{Deserialize, Serialize};
 
 use node::Node;
 pub use play::{Run, Send};
@@ -114,7 +115,7 @@ pub struct World {
 }
 
 /// Number of decisions, and their duration if timed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decisions {
     /// Calls of [`Router::arrive`].
     pub count: u64,
