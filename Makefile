@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-k8s race race-placement chart e2e-chart image deny sbom ci \
+	e2e-k8s e2e-ray race race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -31,6 +31,7 @@ scenarios: cargo
 
 # Every placement policy on every workload, fleet and load, in virtual time: writes docs/placement-results.md and plots.
 # What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.
+# Several machines share it: docs/simulator.md.
 placement: cargo
 	cargo run --release --locked -p kvlane-lab --example placement -- $(or $(PLACEMENT),--full --write docs)
 
@@ -158,6 +159,13 @@ e2e-k8s: cargo
 	cargo build --release --locked -p kvlane
 	e2e/k8s/setup.sh
 	python3 e2e/k8s/test_k8s.py -v
+
+# Simulations and the placement matrix in parts on a real Ray (280 MB on disk from PyPI, once), whose workers are killed.
+e2e-ray: cargo
+	cargo build --release --locked -p kvlane
+	cargo build --release --locked -p kvlane-lab --example placement
+	e2e/venv.sh ray
+	e2e/.work/ray/bin/python e2e/ray/test_ray.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

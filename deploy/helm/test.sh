@@ -207,12 +207,14 @@ if [ -n "${KUBECONFIG:-}" ]; then
         kubectl apply --dry-run=server --filename "$out/$name.yaml" > "$out/applied" 2>&1 || fail "API server, ci/$name: $(cat "$out/applied")"
         has_no "$out/applied" 'Warning|would violate'
     done
-    for sample in mock vllm sglang; do
+    for sample in mock vllm sglang simulate; do
         kubectl apply --namespace default --dry-run=server --filename "$here/../samples/$sample.yaml" > "$out/applied" 2>&1 || fail "API server, samples/$sample.yaml: $(cat "$out/applied")"
         ok
     done
-    kubectl apply --namespace serving --dry-run=server --filename "$here/../samples/mock.yaml" > "$out/applied" 2>&1
-    has_no "$out/applied" 'Warning|would violate'
+    for sample in mock simulate; do
+        kubectl apply --namespace serving --dry-run=server --filename "$here/../samples/$sample.yaml" > "$out/applied" 2>&1
+        has_no "$out/applied" 'Warning|would violate'
+    done
     # What the ServiceAccount may do, asked of the API server itself.
     kubectl apply --filename <(render --set $app=vllm --show-only templates/role.yaml) > /dev/null
     can() { kubectl auth can-i "$1" "$2" --namespace "$3" --as system:serviceaccount:serving:kvlane 2> /dev/null || true; }

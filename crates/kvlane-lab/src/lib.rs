@@ -5,6 +5,7 @@
 //!   [`engine_caches`] reads what engines count meanwhile.
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
+//!   [`part`] divides either among machines.
 //! - [`measured`]: published measurements beside the timing model's values.
 //! - `chaos` (a feature of its own): a fleet of real processes under faults.
 //! - Results: [`statistics`], [`figures`] of a simulated run, [`trace_stats`] of a trace, and the [`report`] that shows
@@ -20,10 +21,12 @@ pub mod calibrate;
 #[cfg(feature = "chaos")]
 pub mod chaos;
 pub mod client;
+pub mod digest;
 pub mod engine_caches;
 pub mod figures;
 pub mod matrix;
 pub mod measured;
+pub mod part;
 pub mod prompt;
 pub mod replay;
 pub mod report;

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_lab::figures::Figures;
 use kvlane_lab::matrix::policies::{
-    Bench, CellId, Job, Judged, Matrix, Selection, Store, Verdict, Versions, digest, file_name, source_file,
+    Bench, CellId, Job, Judged, Matrix, Selection, Store, Verdict, Versions, file_name, source_file,
 };
 use kvlane_lab::scenario::Arm;
 use kvlane_trace::TraceError;
@@ -200,13 +200,6 @@ fn a_set_of_parameters_has_the_source_of_its_policy() {
         let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-core/src/policy");
         assert!(source_file(&policies, &source).is_some(), "{source}");
     }
-}
-
-#[test]
-fn a_digest_is_fnv_1a() {
-    // The vectors of the FNV's authors for 128 bits: nothing, and "foobar".
-    assert_eq!(digest(b""), "6c62272e07bb014262b821756295c58d");
-    assert_eq!(digest(b"foobar"), "343e1662793c64bf6f0d3597ba446f18");
 }
 
 /// One run of a table made by hand: cell, arm, seed, mean to the end, p99 to the first token.

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use kvlane_lab::matrix::routers::judge::{Recorded, Report};
-use kvlane_lab::matrix::routers::run::{Place, run};
+use kvlane_lab::matrix::routers::run::{Place, judge, run};
 use kvlane_lab::matrix::routers::store::Store;
 use kvlane_lab::matrix::routers::workload::Source;
 use kvlane_lab::matrix::routers::{Job, Matrix};
+use kvlane_lab::part::Part;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -67,7 +68,9 @@ async fn carried_out(matrix: &Matrix, kept: impl FnMut(&Job) -> Option<Recorded>
     let scratch = std::env::temp_dir().join(format!("kvlane-matrix-{}", std::process::id()));
     let place = Place { directory: scratch.clone(), scratch, kvlane: "kvlane".into() };
     let source = Source::read(&matrix.workload, |_| unreachable!("it is made")).expect("a workload");
-    run(matrix, &place, source, kept, |_| ()).await.expect("it can be carried out")
+    let measured =
+        run(matrix, &place, &source, Part::WHOLE, kept, |_| ()).await.expect("it can be carried out");
+    judge(matrix, &source, measured).expect("one machine")
 }
 
 /// Invariant: Every run of a bench starts with empty caches, and runs of one load and seed are adjacent.
@@ -91,6 +94,32 @@ async fn every_run_begins_with_caches_emptied_and_warm_up_requests_count_in_noth
     assert!(report.cell("a", 2.0).unwrap().requests > report.cell("a", 1.0).unwrap().requests);
     let paired = &report.paired[0];
     assert_eq!((paired.router.as_str(), paired.ttft_s.unwrap().lost), ("b", 0));
+}
+
+#[tokio::test]
+async fn parts_have_all_routers_of_a_load_and_seed_and_come_from_equal_machines() {
+    let ((engine, _), (router, _)) = (server(200).await, server(200).await);
+    let matrix = matrix(&engine, &router, "nothing");
+    let scratch = std::env::temp_dir().join(format!("kvlane-parts-{}", std::process::id()));
+    let place = Place { directory: scratch.clone(), scratch, kvlane: "kvlane".into() };
+    let source = Source::read(&matrix.workload, |_| unreachable!("it is made")).expect("a workload");
+    let mut parts = Vec::new();
+    for part in ["1/3", "2/3", "3/3"] {
+        let part = part.parse().expect("a part");
+        parts.push(
+            run(&matrix, &place, &source, part, |_| None, |_| ()).await.expect("it can be carried out"),
+        );
+    }
+    assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1], "four of load and seed");
+    let text =
+        serde_json::to_string(&[&parts[0][0], &parts[1][0], &parts[2][0], &parts[0][1]]).expect("JSON");
+    let merged = |text: &str| judge(&matrix, &source, serde_json::from_str(text).expect("JSON"));
+    let (report, recorded) = merged(&text).expect("one machine");
+    let order = matrix.order().expect("an order");
+    assert!(report.is_clean() && recorded.iter().map(|one| &one.run.job).eq(&order));
+    let cores = text.find("\"cores\":\"").expect("a machine") + "\"cores\":\"".len();
+    let other = format!("{}9{}", &text[..cores], &text[cores..]);
+    assert!(merged(&other).expect_err("two machines").to_string().contains("different machines"));
 }
 
 #[tokio::test]

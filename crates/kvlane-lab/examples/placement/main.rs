@@ -18,6 +18,10 @@
 //! --store FILE           what has been run [target/placement/runs.jsonl]
 //! --keep-baselines
 //! --write DIRECTORY      write the document and its plots there
+//! --part I/N             make only the runs of part I of N, from 1, and write their results to --part-file
+//! --part-file FILE       [stdout]
+//! --merge FILE...        make no runs: read the results of all parts, whose other flags were the same; a directory
+//!                        stands for all files in it
 //! --list                 print the cells and policies, and run nothing
 //! ```
 
@@ -33,10 +37,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_lab::digest::digest;
 use kvlane_lab::figures::Figures;
 use kvlane_lab::matrix::policies::{
-    Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, digest, file_name, knee, source_file,
+    Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, configuration, file_name, knee,
+    source_file,
 };
+use kvlane_lab::part::{Experiment, Part, Share};
 use kvlane_lab::scenario::Arm;
 use kvlane_trace::format;
 
@@ -54,6 +61,7 @@ struct Options {
     knees: bool,
     list: bool,
     write: Option<PathBuf>,
+    share: Share,
 }
 
 fn main() -> Result<(), Failure> {
@@ -78,7 +86,7 @@ fn main() -> Result<(), Failure> {
     if options.list {
         return list(&matrix, &selection);
     }
-    let judged = judge(&matrix, &directory, &selection, &options)?;
+    let Some(judged) = judge(&matrix, &directory, &selection, &options)? else { return Ok(()) };
     write!(std::io::stdout(), "{}", text::report(&judged))?;
     if let Some(directory) = &options.write {
         document::write(&matrix, &judged, directory)?;
@@ -86,24 +94,46 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the missing jobs.
+/// The results of all runs, unless they are divided: then none, and those of a part are written.
 fn judge(
     matrix: &Matrix,
     directory: &Path,
     selection: &Selection,
     options: &Options,
-) -> Result<Judged, Failure> {
+) -> Result<Option<Judged>, Failure> {
+    let versions = versions(matrix, directory)?;
+    let jobs = matrix.jobs(selection)?;
+    // A unit is all arms of a cell under a seed, because they have the same requests.
+    let arms = matrix.arms(selection)?.len().max(1);
+    let units = jobs.len() / arms;
+    let experiment = || Experiment::new("placement", configuration(matrix, &versions, &jobs), units);
+    let run = |part: Part| {
+        let of_part = part.units(units).flat_map(|unit| &jobs[unit * arms..(unit + 1) * arms]);
+        let found = figures(matrix, directory, &versions, of_part.cloned().collect(), options)?;
+        Ok::<_, Failure>(found.chunks(arms).map(<[_]>::to_vec).collect())
+    };
+    let Some(found) = options.share.results(experiment, run)? else { return Ok(None) };
+    let results = jobs.into_iter().zip(found.into_iter().flatten()).collect();
+    Ok(Some(Judged::new(&matrix.ours, results)))
+}
+
+/// The figures of jobs. Those that are not stored are run.
+fn figures(
+    matrix: &Matrix,
+    directory: &Path,
+    versions: &Versions,
+    jobs: Vec<Job>,
+    options: &Options,
+) -> Result<Vec<Figures>, Failure> {
     if let Some(parent) = options.store.parent() {
         std::fs::create_dir_all(parent)?;
     }
     let store = Store::open(&options.store)?;
-    let versions = versions(matrix, directory)?;
-    let jobs = matrix.jobs(selection)?;
     let arms = matrix.arms(&Selection::default())?;
     let ours = arms.iter().find(|arm| arm.arm == matrix.ours).map(|arm| file_name(&arm.policy));
     let known = |job: &Job| {
         let other_program = options.keep_baselines && ours.as_ref() != Some(&file_name(&job.arm.policy));
-        store.find(matrix, &versions, job, other_program).cloned()
+        store.find(matrix, versions, job, other_program).cloned()
     };
     let mut figures: Vec<Option<Figures>> = jobs.iter().map(known).collect();
     let places: Vec<usize> = (0..jobs.len()).filter(|&place| figures[place].is_none()).collect();
@@ -117,7 +147,7 @@ fn judge(
     let mut err = std::io::stderr();
     writeln!(err, "{} runs, {} of them known", jobs.len(), jobs.len() - missing.len())?;
     let found = bench.run(&missing, options.threads, &|place, figures| {
-        let kept = store.keep(matrix, &versions, &missing[place], figures);
+        let kept = store.keep(matrix, versions, &missing[place], figures);
         progress(begun, over.fetch_add(1, Ordering::Relaxed) + 1, missing.len(), &missing[place]);
         kept
     })?;
@@ -125,8 +155,7 @@ fn judge(
     for (place, kept) in places.into_iter().zip(found) {
         figures[place] = Some(kept?);
     }
-    let results = jobs.into_iter().zip(figures).filter_map(|(job, figures)| Some((job, figures?))).collect();
-    Ok(Judged::new(&matrix.ours, results))
+    Ok(figures.into_iter().flatten().collect())
 }
 
 /// Prints progress: on a terminal in one line, elsewhere occasionally.
@@ -217,7 +246,7 @@ fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
 // === impl Options ===
 
 impl Options {
-    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, Failure> {
+    fn parse(args: impl Iterator<Item = String>) -> Result<Self, Failure> {
         let mut options = Self {
             matrix: here().join("examples/placement/matrix.yaml"),
             selection: Selection::default(),
@@ -229,7 +258,10 @@ impl Options {
             knees: false,
             list: false,
             write: None,
+            share: Share::Whole,
         };
+        let (mut part, mut part_file, mut merge) = (None, PathBuf::from("-"), Vec::new());
+        let mut args = args.peekable();
         while let Some(flag) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
             match flag.as_str() {
@@ -240,6 +272,14 @@ impl Options {
                 "--matrix" => options.matrix = value()?.into(),
                 "--write" => options.write = Some(value()?.into()),
                 "--store" => options.store = value()?.into(),
+                "--part" => part = Some(value()?.parse::<Part>().map_err(|why| format!("--part {why}"))?),
+                "--part-file" => part_file = value()?.into(),
+                "--merge" => {
+                    merge.push(value()?.into());
+                    while let Some(file) = args.next_if(|word| !word.starts_with("--")) {
+                        merge.push(file.into());
+                    }
+                }
                 "--ours" => options.ours = Some(value()?),
                 "--only" => options.selection.only = names(&value()?),
                 "--policies" => options.selection.policies = names(&value()?),
@@ -267,6 +307,12 @@ impl Options {
                 }
             }
         }
+        options.share = match (part, merge.is_empty()) {
+            (Some(part), true) => Share::Part(part, part_file),
+            (None, false) => Share::Merge(merge),
+            (None, true) => Share::Whole,
+            (Some(_), false) => return Err("--part and --merge exclude each other".into()),
+        };
         Ok(options)
     }
 }

@@ -22,7 +22,7 @@ pub use faults::FaultSpec;
 pub use fleet::{Fleet, Group};
 pub(crate) use points::{Source, conversations, retime};
 pub(crate) use run::Setting;
-pub use run::{Aside, Cell, Open, Row, RunError, run};
+pub use run::{Aside, Cell, Found, Open, Row, RunError, Simulation, run};
 
 use crate::figures::{Figures, Judgement};
 

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,13 +23,16 @@ use kvlane_trace::TraceError;
 use kvlane_trace::generate::WorkloadError;
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
+use serde::{Deserialize, Serialize};
 
 use crate::statistics::ci::Interval;
 
 use super::points::{Point, Source, points, retime};
 use super::{Arm, CacheKnowledge, Published, Roles, Scenario, Stage};
+use crate::digest::Digest;
 use crate::figures::{Figures, Judgement, mean, play, request_intervals, seed_intervals, whole};
 use crate::matrix::jobs;
+use crate::part::Part;
 
 /// Maximum jobs of a scenario.
 const JOBS_MAX: usize = 100_000;
@@ -118,15 +121,16 @@ pub struct Aside {
 }
 
 /// Results of one job for one row.
-struct Found {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Found {
     figures: Figures,
     intervals: BTreeMap<String, Interval>,
     decisions: Decisions,
     records: Vec<Record>,
 }
 
-/// State shared by all jobs.
-struct Prepared<'a> {
+/// A scenario whose inputs are read and validated.
+pub struct Simulation<'a> {
     scenario: &'a Scenario,
     setting: Setting,
     source: Source,
@@ -138,8 +142,7 @@ struct Prepared<'a> {
 /// Opens the trace of a scenario.
 pub type Open<'a> = dyn Fn(&Path) -> Result<Trace, TraceError> + 'a;
 
-/// Runs a scenario on `threads` threads. A timing file's path is relative to `directory`, traces are opened by
-/// `open`. `progress` is called from any thread with the number of requests ended and the number of all.
+/// Runs a whole scenario: [`Simulation::new`], [`Simulation::run`] and [`Simulation::rows`].
 ///
 /// # Errors
 /// If the scenario is invalid or its trace cannot be read.
@@ -151,46 +154,9 @@ pub fn run(
     aside: Aside,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Row>, RunError> {
-    let prepared = Prepared::new(scenario, directory, open, aside)?;
-    let seeds = scenario.seeds.max(1);
-    let (arms, loads) = (scenario.policies.len(), prepared.points.len());
-    let count = arms.saturating_mul(loads).saturating_mul(seeds as usize);
-    if count > JOBS_MAX {
-        return Err(RunError::TooMany(count));
-    }
-    // Job `n` is arm, point and seed, the seed varying fastest.
-    let parts = |job: usize| {
-        let (run, seed) = (job / seeds as usize, job % seeds as usize);
-        (
-            &scenario.policies[run / loads],
-            &prepared.points[run % loads],
-            scenario.first_seed.saturating_add(seed as u32),
-        )
-    };
-    let total: usize =
-        prepared.points.iter().map(|point| prepared.requests(point)).sum::<usize>() * arms * seeds as usize;
-    let over = AtomicUsize::new(0);
-    let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
-    let job = |job: usize, (): &mut ()| {
-        let (arm, point, seed) = parts(job);
-        prepared.job(arm, point, seed, &tell)
-    };
-    let mut found: Vec<Vec<Found>> = jobs::run(count, threads, &job)?;
-    let mut rows: Vec<Row> = Vec::new();
-    for (arm, of_arm) in scenario.policies.iter().zip(found.chunks_mut(loads * seeds as usize)) {
-        let first = rows.len();
-        for (point, of_point) in prepared.points.iter().zip(of_arm.chunks_mut(seeds as usize)) {
-            for (place, cell) in point.cells().into_iter().enumerate() {
-                let of_first = of_point.first_mut().and_then(|found| found.get_mut(place));
-                let records = of_first.map(|found| std::mem::take(&mut found.records)).unwrap_or_default();
-                let seeds: Vec<&Found> = of_point.iter().filter_map(|found| found.get(place)).collect();
-                rows.push(Row { records, ..row(scenario, arm, cell, &seeds) });
-            }
-        }
-        let whole = whole_arm(scenario, arm, &rows[first..]);
-        rows.extend(whole);
-    }
-    Ok(rows)
+    let simulation = Simulation::new(scenario, directory, open, aside)?;
+    let found = simulation.run(Part::WHOLE, threads, progress)?;
+    Ok(simulation.rows(found))
 }
 
 /// One row from its results by seed.
@@ -348,11 +314,15 @@ impl Arm {
     }
 }
 
-// === impl Prepared ===
+// === impl Simulation ===
 
-impl<'a> Prepared<'a> {
-    /// Validates everything that can be validated before the first run.
-    fn new(
+impl<'a> Simulation<'a> {
+    /// Validates everything that can be validated before the first run. A timing file's path is relative to
+    /// `directory`, traces are opened by `open`.
+    ///
+    /// # Errors
+    /// If the scenario is invalid or its trace cannot be read.
+    pub fn new(
         scenario: &'a Scenario,
         directory: &Path,
         open: &Open<'_>,
@@ -399,13 +369,87 @@ impl<'a> Prepared<'a> {
         }
         let faults =
             scenario.faults.iter().map(|fault| fault.fault(fleet.engines())).collect::<Result<_, _>>()?;
-        Ok(Self {
+        let simulation = Self {
             scenario,
             setting: Setting { engines, link: fleet.link(), faults, stopwatch: aside.stopwatch },
             points,
             records: aside.records,
             source: Source::new(&scenario.workload, open)?,
-        })
+        };
+        match simulation.jobs() {
+            count if count > JOBS_MAX => Err(RunError::TooMany(count)),
+            _ => Ok(simulation),
+        }
+    }
+
+    /// Number of jobs.
+    pub fn jobs(&self) -> usize {
+        let runs = self.scenario.policies.len().saturating_mul(self.points.len());
+        runs.saturating_mul(self.seeds())
+    }
+
+    /// Digest of all inputs of the results: the scenario, its engines, its requests, and whether records are kept.
+    pub fn configuration(&self) -> String {
+        let mut digest = Digest::default();
+        let inputs = (self.scenario, &self.setting.engines, &self.source, self.records);
+        // A digest takes any text.
+        _ = write!(digest, "{inputs:?}");
+        digest.to_string()
+    }
+
+    /// Runs the jobs of a part on `threads` threads. `progress` is called from any thread with the number of requests
+    /// ended and the approximate number of all.
+    ///
+    /// # Errors
+    /// If the requests of a seed cannot be generated.
+    pub fn run(
+        &self,
+        part: Part,
+        threads: usize,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Vec<Vec<Found>>, RunError> {
+        let jobs: Vec<_> = part.units(self.jobs()).map(|job| self.inputs(job)).collect();
+        let total: usize = jobs.iter().map(|(_, point, _)| self.requests(point)).sum();
+        let over = AtomicUsize::new(0);
+        let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
+        let job = |place: usize, (): &mut ()| {
+            let (arm, point, seed) = jobs[place];
+            self.job(arm, point, seed, &tell)
+        };
+        jobs::run(jobs.len(), threads, &job)
+    }
+
+    /// The rows, from the results of all jobs.
+    pub fn rows(&self, mut found: Vec<Vec<Found>>) -> Vec<Row> {
+        let (scenario, seeds) = (self.scenario, self.seeds());
+        let mut rows: Vec<Row> = Vec::new();
+        for (arm, of_arm) in scenario.policies.iter().zip(found.chunks_mut(self.points.len() * seeds)) {
+            let first = rows.len();
+            for (point, of_point) in self.points.iter().zip(of_arm.chunks_mut(seeds)) {
+                for (place, cell) in point.cells().into_iter().enumerate() {
+                    let of_first = of_point.first_mut().and_then(|found| found.get_mut(place));
+                    let records =
+                        of_first.map(|found| std::mem::take(&mut found.records)).unwrap_or_default();
+                    let seeds: Vec<&Found> = of_point.iter().filter_map(|found| found.get(place)).collect();
+                    rows.push(Row { records, ..row(scenario, arm, cell, &seeds) });
+                }
+            }
+            let whole = whole_arm(scenario, arm, &rows[first..]);
+            rows.extend(whole);
+        }
+        rows
+    }
+
+    fn seeds(&self) -> usize {
+        self.scenario.seeds.max(1) as usize
+    }
+
+    /// Arm, point and seed of a job; the seed varies fastest.
+    fn inputs(&self, job: usize) -> (&'a Arm, &Point, u32) {
+        let (run, seed) = (job / self.seeds(), job % self.seeds());
+        let (arm, point) = (run / self.points.len(), run % self.points.len());
+        let seed = self.scenario.first_seed.saturating_add(seed as u32);
+        (&self.scenario.policies[arm], &self.points[point], seed)
     }
 
     /// Approximate number of requests of a point, for a progress bar.

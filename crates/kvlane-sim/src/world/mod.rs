@@ -23,6 +23,7 @@ use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
+use serde::{Deserialize, Serialize};
 
 use gateways::Gateways;
 pub use gateways::{Exchange, GatewaysConfig, Traffic};
@@ -124,7 +125,7 @@ pub struct World {
 }
 
 /// Number of decisions, and their duration if timed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decisions {
     /// Calls of [`Router::arrive`].
     pub count: u64,

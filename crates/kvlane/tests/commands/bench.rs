@@ -71,6 +71,31 @@ fn policies_are_compared_and_a_router_that_does_not_start_costs_the_others_nothi
 }
 
 #[test]
+fn parts_of_a_bench_are_the_whole_bench() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("bench.yaml"), MATRIX).expect("written");
+    let args = ["bench.yaml", "--routers", "kvlane,turns", "--records", "runs", "--json", "-"];
+    let runs = |more: &[&str]| {
+        let output = bench(dir.path(), &[&args[..], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let whole = runs(&[]);
+    // The runs are kept: their parts are those of the whole. Both routers of a seed are in one part.
+    for (part, seed) in [("1/2", "\"seed\":1"), ("2/2", "\"seed\":2")] {
+        let file = format!("{}.jsonl", &part[..1]);
+        assert_eq!(runs(&["--part", part, "--part-file", &file]), "");
+        let text = std::fs::read_to_string(dir.path().join(&file)).expect("written");
+        assert_eq!(
+            (text.lines().count(), text.matches("\"router\":\"kvlane\",\"load\"").count()),
+            (2, 1),
+            "{seed}"
+        );
+    }
+    assert_eq!(runs(&["--merge", "2.jsonl", "1.jsonl"]), whole);
+}
+
+#[test]
 fn a_plan_runs_nothing_and_what_makes_no_sense_is_told_before_anything_runs() {
     let dir = tempfile::tempdir().expect("a directory");
     let write = |text: &str| std::fs::write(dir.path().join("bench.yaml"), text).expect("written");

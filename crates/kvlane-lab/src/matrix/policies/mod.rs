@@ -20,7 +20,7 @@ pub use judge::{
     CellResult, E2E, E2E_RATIO_MAX, Judged, Measured, Standing, TTFT_P99, TTFT_P99_RATIO_MAX, Verdict,
 };
 pub use run::{Bench, Job, knee};
-pub use store::{Store, Versions, digest, file_name, source_file};
+pub use store::{Store, Versions, configuration, file_name, source_file};
 
 use super::jobs::twice;
 use crate::figures::Judgement;

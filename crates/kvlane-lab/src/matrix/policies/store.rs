@@ -15,6 +15,7 @@ use kvlane_trace::generate::Workload;
 use serde::{Deserialize, Serialize};
 
 use super::{Job, Matrix, Pace};
+use crate::digest::{Digest, digest};
 use crate::figures::{Figures, Judgement};
 use crate::scenario::{Arm, Fleet};
 
@@ -64,13 +65,11 @@ struct Key<'a> {
     policy_source: Option<&'a String>,
 }
 
-/// A digest that distinguishes contents that were not crafted to collide: FNV-1a with 128 bits (G. Fowler, L. C.
-/// Noll, K.-P. Vo, D. Eastlake, *The FNV Non-Cryptographic Hash Algorithm*).
-pub fn digest(bytes: &[u8]) -> String {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let hash = bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
-    format!("{hash:032x}")
+/// Digest of all inputs of these jobs' results, the program excepted.
+pub fn configuration(matrix: &Matrix, versions: &Versions, jobs: &[Job]) -> String {
+    let mut digest = Digest::default();
+    jobs.iter().for_each(|job| digest.add(key(matrix, versions, job).as_bytes()));
+    digest.to_string()
 }
 
 /// Name of a policy's source file: the policy's own name, not that of a set of parameters.

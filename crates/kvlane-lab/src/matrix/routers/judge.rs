@@ -75,7 +75,7 @@ pub struct Run {
 }
 
 /// A run with the records of its counted requests.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recorded {
     /// The run.
     pub run: Run,

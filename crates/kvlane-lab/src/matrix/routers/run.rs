@@ -1,9 +1,11 @@
-//! Executes a matrix: starts engines and router, empties caches, warms up, sends requests, stops the processes.
+//! Executes a matrix or a part of it: starts engines and router, empties caches, warms up, sends requests, stops the
+//! processes.
 //!
 //! A run that fails (a router that does not start, a client that was late) is recorded with its reason, and the
 //! matrix continues.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::time::Instant;
 
 use kvlane_trace::record::{Gaps, Record};
 use kvlane_trace::trace::Trace;
+use serde::{Deserialize, Serialize};
 
 use super::judge::{Named, Recorded, Report, Run};
 use super::machine::{machine, version};
@@ -19,6 +22,8 @@ use super::stage::{Failure, Stage};
 use super::template::{self, Values};
 use super::workload::{Source, SourceError};
 use super::{Job, Matrix, MatrixError};
+use crate::digest::Digest;
+use crate::part::Part;
 use crate::replay::{Bounds, ReplayReport, replay};
 
 /// Failures of a run whose messages are kept.
@@ -75,40 +80,99 @@ pub enum RunError {
     /// The environment variable is not set.
     #[error("client.api_key_env: the variable {0} is not set")]
     NoKey(String),
+    /// Runs that cannot be compared.
+    #[error(
+        "the parts were measured on different machines or with different routers ({0}): run all parts on equal machines"
+    )]
+    Mixed(String),
 }
-/// Executes every run of a matrix, in order, and judges them. Runs in `kept` are not repeated. Requests come from
-/// `source`.
+
+/// All runs of one load and one seed. They belong together: a part has all of them, so that changes of the machine
+/// affect all routers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// The client's machine.
+    machine: BTreeMap<String, String>,
+    /// The routers, with their reported versions.
+    routers: Vec<Named>,
+    /// The runs, in order.
+    runs: Vec<Recorded>,
+}
+
+/// Number of loads and seeds.
+pub fn units(matrix: &Matrix) -> usize {
+    matrix.loads.values().len() * matrix.seeds.len()
+}
+
+/// Digest of all inputs of the results, the machine and the routers' programs excepted: those are compared by [`judge`].
+pub fn configuration(matrix: &Matrix, source: &Source) -> String {
+    let mut digest = Digest::default();
+    // A digest takes any text.
+    _ = write!(digest, "{:?}", (matrix, source));
+    digest.to_string()
+}
+
+/// Judges the runs of all loads and seeds.
 ///
 /// # Errors
-/// If the matrix is invalid, or its trace or files do not exist. A run that fails is part of the report.
+/// If they were made on different machines, or by different versions of a router.
+pub fn judge(
+    matrix: &Matrix,
+    source: &Source,
+    measured: Vec<Measured>,
+) -> Result<(Report, Vec<Recorded>), RunError> {
+    let (machine, routers) =
+        measured.first().map(|first| (first.machine.clone(), first.routers.clone())).unwrap_or_default();
+    for other in &measured {
+        if other.machine != machine {
+            return Err(RunError::Mixed(format!("{machine:?} and {:?}", other.machine)));
+        }
+        if let Some((ours, theirs)) = routers.iter().zip(&other.routers).find(|(ours, theirs)| ours != theirs)
+        {
+            return Err(RunError::Mixed(format!("{ours:?} and {theirs:?}")));
+        }
+    }
+    let recorded: Vec<Recorded> = measured.into_iter().flat_map(|measured| measured.runs).collect();
+    let report = Report::new(matrix, source.is_generated(), routers, machine, &recorded);
+    Ok((report, recorded))
+}
+
+/// Executes the runs of a part of a matrix, in order. Runs in `kept` are not repeated. Requests come from `source`.
+///
+/// # Errors
+/// If the matrix is invalid, or its trace or files do not exist. A run that fails is one of the results.
 pub async fn run(
     matrix: &Matrix,
     place: &Place,
-    source: Source,
+    source: &Source,
+    part: Part,
     mut kept: impl FnMut(&Job) -> Option<Recorded>,
     mut progress: impl FnMut(Progress<'_>),
-) -> Result<(Report, Vec<Recorded>), RunError> {
+) -> Result<Vec<Measured>, RunError> {
     matrix.check()?;
     let stage = Stage::new(matrix, place, source)?;
     let order = matrix.order()?;
-    let versions = stage.versions().await;
+    let (machine, routers) = (machine(), stage.versions().await);
     let began = Instant::now();
-    let mut recorded: Vec<Recorded> = Vec::with_capacity(order.len());
-    for (n, job) in order.iter().enumerate() {
-        if let Some(kept) = kept(job) {
-            recorded.push(kept);
-            continue;
+    let mut measured: Vec<Measured> = Vec::new();
+    for unit in part.units(units(matrix)) {
+        let mut runs: Vec<Recorded> = Vec::new();
+        for (n, job) in order.iter().enumerate().skip(unit * routers.len()).take(routers.len()) {
+            if let Some(kept) = kept(job) {
+                runs.push(kept);
+                continue;
+            }
+            let requests = stage.requests(job)?;
+            progress(Progress::Begins { place: n, of: order.len(), job, requests: requests.requests.len() });
+            let began_s = began.elapsed().as_secs_f64();
+            let mut one = stage.one(job, n, requests, &mut |sent| progress(Progress::Sent(sent))).await?;
+            (one.run.place, one.run.began_s) = (n, began_s);
+            progress(Progress::Ended(&one));
+            runs.push(one);
         }
-        let requests = stage.requests(job)?;
-        progress(Progress::Begins { place: n, of: order.len(), job, requests: requests.requests.len() });
-        let began_s = began.elapsed().as_secs_f64();
-        let mut one = stage.one(job, n, requests, &mut |sent| progress(Progress::Sent(sent))).await?;
-        (one.run.place, one.run.began_s) = (n, began_s);
-        progress(Progress::Ended(&one));
-        recorded.push(one);
+        measured.push(Measured { machine: machine.clone(), routers: routers.clone(), runs });
     }
-    let report = Report::new(matrix, stage.source.is_generated(), versions, machine(), &recorded);
-    Ok((report, recorded))
+    Ok(measured)
 }
 
 // === impl Stage ===

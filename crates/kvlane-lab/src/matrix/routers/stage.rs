@@ -56,7 +56,7 @@ pub(super) struct Stage<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) place: &'a Place,
     pub(super) arms: Vec<Arm>,
-    pub(super) source: Source,
+    pub(super) source: &'a Source,
     api_key: Option<String>,
     warm_up: Arc<Trace>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Serving {
 // === impl Stage ===
 
 impl<'a> Stage<'a> {
-    pub(super) fn new(matrix: &'a Matrix, place: &'a Place, source: Source) -> Result<Self, RunError> {
+    pub(super) fn new(matrix: &'a Matrix, place: &'a Place, source: &'a Source) -> Result<Self, RunError> {
         let file = |path: &Path, why| RunError::File { path: path.display().to_string(), why };
         std::fs::create_dir_all(&place.scratch).map_err(|why| file(&place.scratch, why))?;
         let api_key = match &matrix.client.api_key_env {

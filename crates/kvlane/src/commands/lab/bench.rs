@@ -8,14 +8,16 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvlane_lab::matrix::routers::judge::{Recorded, Report};
-use kvlane_lab::matrix::routers::run::{Place, Progress, run};
+use kvlane_lab::matrix::routers::judge::Recorded;
+use kvlane_lab::matrix::routers::run::{Measured, Place, Progress, configuration, judge, run, units};
 use kvlane_lab::matrix::routers::store::Store;
 use kvlane_lab::matrix::routers::workload::Source;
 use kvlane_lab::matrix::routers::{Job, Matrix, ready};
+use kvlane_lab::part::{Experiment, Part};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::page::PageArgs;
+use super::part::PartArgs;
 use super::simulate::catalogue;
 use kvlane_fleet::yaml;
 
@@ -49,6 +51,8 @@ pub(crate) struct BenchArgs {
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,
+    #[command(flatten)]
+    part: PartArgs,
 }
 
 /// Runs it.
@@ -75,11 +79,13 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
     }
     // Detect a file that cannot be written before the runs, not after them.
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
-    if let Some(path) = json {
+    if let Some(path) = json.filter(|_| args.part.shows()) {
         let opened = File::options().create(true).append(true).open(path);
         opened.with_context(|| format!("--json {}", path.display()))?;
     }
-    args.page.check()?;
+    if args.part.shows() {
+        args.page.check()?;
+    }
     let store = match &args.records {
         Some(path) => Some(Store::open(path).with_context(|| format!("--records {}", path.display()))?),
         None => None,
@@ -94,19 +100,26 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
         kvlane: std::env::current_exe().context("cannot find the path of this program")?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let done = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        // All started processes end when this future is dropped.
-        tokio::select! {
-            done = carry_out(&matrix, &place, source, store.as_ref()) => done,
-            _ = terminate.recv() => bail!("stopped by a signal; with --records, completed runs are kept"),
-            _ = interrupt.recv() => bail!("stopped; with --records, completed runs are kept"),
-        }
-    });
-    // Removed, unless it contains the log of a failed run.
-    let _ = std::fs::remove_dir(&place.scratch);
-    let (report, recorded) = done?;
+    let measure = |part| {
+        let done = runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            // All started processes end when this future is dropped.
+            tokio::select! {
+                done = carry_out(&matrix, &place, &source, part, store.as_ref()) => done,
+                _ = terminate.recv() => bail!("stopped by a signal; with --records, completed runs are kept"),
+                _ = interrupt.recv() => bail!("stopped; with --records, completed runs are kept"),
+            }
+        });
+        // Removed, unless it contains the log of a failed run.
+        let _ = std::fs::remove_dir(&place.scratch);
+        done
+    };
+    let experiment = || Experiment::new("bench", configuration(&matrix, &source), units(&matrix));
+    let Some(measured) = args.part.share().results(experiment, measure)? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (report, recorded) = judge(&matrix, &source, measured)?;
     let figures = serde_json::to_string_pretty(&report)?;
     match (json, args.json.is_some()) {
         (Some(path), _) => {
@@ -170,13 +183,14 @@ fn list() -> String {
     ready::NAMES.iter().map(one).collect()
 }
 
-/// Runs and judges, with progress on stderr.
+/// Makes the runs of a part, with progress on stderr.
 async fn carry_out(
     matrix: &Matrix,
     place: &Place,
-    source: Source,
+    source: &Source,
+    part: Part,
     store: Option<&Store>,
-) -> Result<(Report, Vec<Recorded>)> {
+) -> Result<Vec<Measured>> {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{prefix:32} {bar:40} {pos}/{len} answered  {elapsed}")?);
     let tell = |line: &str| {
@@ -203,7 +217,7 @@ async fn carry_out(
             }
         }
     };
-    let done = run(matrix, place, source, kept, progress).await;
+    let done = run(matrix, place, source, part, kept, progress).await;
     bar.finish_and_clear();
     if let Some(error) = unkept {
         tell(&format!("--records: cannot store a run: {error}"));

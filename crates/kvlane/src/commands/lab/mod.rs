@@ -6,6 +6,7 @@ mod demo;
 mod explain;
 mod mock_engine;
 mod page;
+mod part;
 mod replay;
 mod report;
 mod roofline;

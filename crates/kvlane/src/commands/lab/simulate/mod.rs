@@ -19,14 +19,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
 use kvlane_lab::figures::Overload;
+use kvlane_lab::part::Experiment;
 use kvlane_lab::scenario::{
-    Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
-    WorkloadSpec, run,
+    Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Simulation,
+    Stage, WorkloadSpec,
 };
 use kvlane_trace::generate::Workload;
 use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
+use super::part::PartArgs;
 use kvlane_fleet::yaml;
 
 /// Flags of the simulation.
@@ -108,6 +110,8 @@ pub(crate) struct SimulateArgs {
     records: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,
+    #[command(flatten)]
+    part: PartArgs,
 }
 
 /// Runs it.
@@ -130,10 +134,14 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     // Detect a file that cannot be written before the run, not after it.
-    let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
-    args.page.check()?;
-    if let Some(directory) = &args.records {
-        std::fs::create_dir_all(directory).with_context(|| format!("--records {}", directory.display()))?;
+    let mut json = None;
+    if args.part.shows() {
+        json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
+        args.page.check()?;
+        if let Some(directory) = &args.records {
+            std::fs::create_dir_all(directory)
+                .with_context(|| format!("--records {}", directory.display()))?;
+        }
     }
 
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -147,8 +155,13 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     };
     let open = |path: &Path| catalogue::open(path, &directory);
     let aside = Aside { stopwatch: Some(wall_clock), records: args.records.is_some() };
-    let rows = run(&scenario, &directory, &open, jobs, aside, &progress)?;
+    let simulation = Simulation::new(&scenario, &directory, &open, aside)?;
+    let experiment = || Experiment::new("simulate", simulation.configuration(), simulation.jobs());
+    let run = |part| anyhow::Ok(simulation.run(part, jobs, &progress)?);
+    let found = args.part.share().results(experiment, run)?;
     bar.finish_and_clear();
+    let Some(found) = found else { return Ok(ExitCode::SUCCESS) };
+    let rows = simulation.rows(found);
 
     let figures = serde_json::to_string_pretty(&to_json(&scenario, &rows))?;
     let tables = tables::text(&scenario, &rows);
