@@ -3,6 +3,7 @@
 mod bench;
 mod calibrate;
 mod cli;
+mod handover;
 mod program;
 mod reload;
 mod replay;
