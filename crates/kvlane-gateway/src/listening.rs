@@ -309,6 +309,8 @@ fn refuse_handshakes(_: &TcpListener) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// How long a test waits before it fails.
+    const PATIENCE: Duration = Duration::from_secs(30);
     const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
     #[test]
@@ -349,6 +351,25 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
+    async fn a_socket_that_is_about_to_close_gets_no_handshakes_and_keeps_its_connections() {
+        use std::io::{Read as _, Write as _};
+        let listening = Listening::share(ANY_PORT, 1).expect("a socket");
+        listening.open().expect("it listens");
+        let address = listening.address().expect("bound");
+        let mut client = std::net::TcpStream::connect(address).expect("queued");
+        let socket = only(listening);
+        refuse_handshakes(&socket).expect("a filter");
+        let error = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(50));
+        assert_eq!(error.expect_err("no answer").kind(), io::ErrorKind::TimedOut);
+        client.write_all(b"?").expect("sent");
+        let (stream, _) = socket.accept().await.expect("the connection before");
+        let mut stream = stream.into_std().expect("blocking");
+        stream.set_nonblocking(false).expect("set");
+        stream.read_exact(&mut [0]).expect("received");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
     async fn no_connection_is_reset_while_a_successor_takes_over() {
         let old = Listening::share(ANY_PORT, 1).expect("a socket");
         let address = old.address().expect("bound");
@@ -378,7 +399,8 @@ mod tests {
         let closing = async {
             Origin::Shared.close(old, keep).await;
         };
-        let ((), during, ()) = tokio::join!(closing, during, successor);
+        let handover = async { tokio::join!(closing, during, successor) };
+        let ((), during, ()) = timeout(PATIENCE, handover).await.expect("all are accepted");
         for client in before.iter().map(|client| client.try_clone().expect("a handle")) {
             client.set_nonblocking(true).expect("set");
             let peeked = client.peek(&mut [0]).expect_err("nothing was sent");
