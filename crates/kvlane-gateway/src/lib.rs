@@ -7,6 +7,9 @@
 
 pub mod config;
 pub mod discovery;
+pub mod inherited;
+mod listening;
+pub mod mode;
 mod relays;
 pub mod reload;
 pub mod serve;

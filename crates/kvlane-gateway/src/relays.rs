@@ -4,28 +4,44 @@
 //! The kernel spreads new connections over the sockets without regard to the work of their threads. So a thread that
 //! accepts a connection passes it on if another thread has fewer.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener as Bound};
+use std::net::TcpListener as Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvlane_fleet::metrics::Reached;
 use kvlane_proxy::listener::Listener;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::listening::{Listening, Origin};
 
 /// Most connections passed to a relay thread and not yet taken by it.
 const HANDOVER_MAX: usize = 1024;
-/// Most connections that a socket keeps for its thread to accept. The kernel's limit may be lower.
-const BACKLOG: i32 = 4096;
 
 /// One relay thread, as the others see it.
 struct Lane {
-    handover: mpsc::Sender<std::net::TcpStream>,
+    handover: mpsc::Sender<Handed>,
     /// Its connections.
     open: AtomicUsize,
+}
+
+/// A connection on its way to another thread.
+struct Handed {
+    stream: std::net::TcpStream,
+    _accepting: TaskTrackerToken,
+}
+
+/// When connections are accepted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Accepting {
+    /// From when on.
+    pub(crate) open: CancellationToken,
+    /// Threads that accept, and connections that they have not passed on yet.
+    pub(crate) busy: TaskTracker,
 }
 
 /// A relay thread before it starts.
@@ -33,49 +49,19 @@ pub(crate) struct Relay {
     lanes: Arc<[Lane]>,
     /// Its place among the lanes.
     own: usize,
-    handed: mpsc::Receiver<std::net::TcpStream>,
+    handed: mpsc::Receiver<Handed>,
     socket: Bound,
-}
-
-/// One socket for each of `threads` relay threads, all on one address.
-///
-/// # Errors
-/// The address cannot be bound, or another process listens there.
-pub(crate) fn bind(address: SocketAddr, threads: usize) -> io::Result<Vec<Bound>> {
-    let socket = |address: SocketAddr| {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        #[cfg(unix)]
-        socket.set_reuse_address(true)?;
-        Ok::<_, io::Error>(socket)
-    };
-    if address.port() != 0 {
-        // Sockets that share a port bind beside those of another process, too, and would share its clients.
-        socket(address)?.bind(&address.into())?;
-    }
-    let shared = |address: SocketAddr| {
-        let socket = socket(address)?;
-        #[cfg(target_os = "linux")]
-        socket.set_reuse_port(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        socket.set_nonblocking(true)?;
-        Ok::<Bound, io::Error>(socket.into())
-    };
-    let first = shared(address)?;
-    let address = first.local_addr()?;
-    let mut sockets = vec![first];
-    for _ in 1..threads {
-        // Elsewhere, sockets with one port do not share its connections; the threads share one socket.
-        sockets.push(if cfg!(target_os = "linux") { shared(address)? } else { sockets[0].try_clone()? });
-    }
-    Ok(sockets)
+    origin: Origin,
+    accepting: Accepting,
+    /// Held until it has stopped accepting.
+    busy: TaskTrackerToken,
 }
 
 // === impl Relay ===
 
 impl Relay {
     /// A relay thread for each of these sockets.
-    pub(crate) fn all(sockets: Vec<Bound>) -> Vec<Self> {
+    pub(crate) fn all(Listening { sockets, origin }: Listening, accepting: &Accepting) -> Vec<Self> {
         let (lanes, handed): (Vec<_>, Vec<_>) = sockets
             .iter()
             .map(|_| {
@@ -86,20 +72,17 @@ impl Relay {
         let lanes: Arc<[Lane]> = lanes.into();
         let relays = sockets.into_iter().zip(handed).enumerate();
         relays
-            .map(|(own, (socket, handed))| Self { lanes: Arc::clone(&lanes), own, handed, socket })
+            .map(|(own, (socket, handed))| {
+                let (lanes, accepting, busy) =
+                    (Arc::clone(&lanes), accepting.clone(), accepting.busy.token());
+                Self { lanes, own, handed, socket, origin, accepting, busy }
+            })
             .collect()
     }
 
-    /// Accepts connections until the listener stops, and serves them and those passed on by other threads.
+    /// Accepts connections from the moment it may until the listener stops, and serves them and those passed on by other threads.
     pub(crate) async fn run(self, listener: Arc<Listener>) {
-        let Self { lanes, own, mut handed, socket } = self;
-        let socket = match TcpListener::from_std(socket) {
-            Ok(socket) => socket,
-            Err(error) => {
-                tracing::error!(%error, "relay thread cannot use its socket; it accepts no connections");
-                return;
-            }
-        };
+        let Self { lanes, own, mut handed, socket, origin, accepting, busy } = self;
         let runtime = Handle::current();
         let metrics = &listener.service.proxy.fleet.metrics;
         // The connection is counted already.
@@ -118,7 +101,10 @@ impl Relay {
             if fewest == own {
                 return serve(stream);
             }
-            let passed = stream.into_std().map(|stream| lane.handover.try_send(stream).is_ok());
+            let passed = stream.into_std().map(|stream| {
+                let handed = Handed { stream, _accepting: accepting.busy.token() };
+                lane.handover.try_send(handed).is_ok()
+            });
             if !matches!(passed, Ok(true)) {
                 lane.open.fetch_sub(1, Ordering::Relaxed);
                 metrics.limits.reached(Reached::Handover);
@@ -126,7 +112,7 @@ impl Relay {
             }
         };
         let taking = async {
-            while let Some(stream) = handed.recv().await {
+            while let Some(Handed { stream, _accepting }) = handed.recv().await {
                 match TcpStream::from_std(stream) {
                     Ok(stream) => serve(stream),
                     Err(error) => {
@@ -136,29 +122,24 @@ impl Relay {
                 }
             }
         };
-        tokio::join!(Listener::accept(metrics, socket, listener.stop.clone(), spread), taking);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-
-    #[test]
-    fn every_thread_gets_a_socket_on_the_same_port() {
-        let sockets = bind(ANY_PORT, 3).expect("sockets");
-        let addresses: Vec<_> = sockets.iter().map(|socket| socket.local_addr().expect("bound")).collect();
-        assert_eq!(addresses, [addresses[0]; 3]);
-    }
-
-    #[test]
-    fn a_port_in_use_is_refused() {
-        let sockets = bind(ANY_PORT, 2).expect("sockets");
-        let taken = sockets[0].local_addr().expect("bound");
-        assert_eq!(bind(taken, 2).expect_err("it is in use").kind(), io::ErrorKind::AddrInUse);
-        drop(sockets);
-        bind(taken, 2).expect("free again");
+        let accept = async {
+            // Until all is accepted and passed on.
+            let _busy = busy;
+            tokio::select! {
+                biased;
+                () = accepting.open.cancelled() => {}
+                () = listener.stop.cancelled() => return,
+            }
+            match TcpListener::from_std(socket) {
+                Ok(socket) => {
+                    Listener::accept(metrics, &socket, listener.stop.clone(), spread).await;
+                    origin.close(socket, spread).await;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "relay thread cannot use its socket; it accepts no connections");
+                }
+            }
+        };
+        tokio::join!(accept, taking);
     }
 }

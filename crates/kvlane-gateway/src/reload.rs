@@ -49,6 +49,7 @@ macro_rules! needs_restart {
 needs_restart! {
     "server.host" => server.host,
     "server.port" => server.port,
+    "server.reuse_port" => server.reuse_port,
     "server.relay_threads" => server.relay_threads,
     "metrics.host" => metrics.host,
     "metrics.port" => metrics.port,

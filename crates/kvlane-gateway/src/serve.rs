@@ -5,7 +5,7 @@
 //! relaying a small request. The threads share the router.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ use kvlane_proxy::ext_proc::unobserved::Unobserved;
 use kvlane_proxy::listener::{Front, Listener};
 use kvlane_proxy::own_api::{OwnApi, Port};
 use kvlane_proxy::service::Service;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -49,7 +49,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::discovery::Sources;
-use crate::relays::{self, Relay};
+use crate::inherited::Inherited;
+use crate::listening::{Listeners, Listening};
+use crate::mode::Mode;
+use crate::relays::{Accepting, Relay};
 
 /// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -83,17 +86,11 @@ pub struct Serving {
     stop: CancellationToken,
     /// Ends all threads when dropped.
     kill: DropGuard,
+    accepting: Accepting,
     connections: TaskTracker,
+    /// The runtimes of the relay threads.
+    relays: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
-}
-
-/// What a process does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// It is in the path of requests: clients send them to it.
-    Gateway,
-    /// It picks endpoints for a data plane, which sends the requests.
-    Picker,
 }
 
 /// The files that a configuration names, read.
@@ -102,6 +99,12 @@ struct Parts {
     auth: Auth,
     tls: Tls,
     tokenizers: Tokenizers,
+}
+
+/// The relay threads, for a watchdog.
+#[derive(Clone, Debug)]
+pub struct RelayThreads {
+    runtimes: Vec<Handle>,
 }
 
 /// What was cut off at shutdown.
@@ -153,7 +156,7 @@ impl Serving {
     /// # Errors
     /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
     pub fn start(config: Config) -> io::Result<Self> {
-        Self::start_as(Mode::Gateway, config, 1.0)
+        Self::start_at_speed(config, 1.0)
     }
 
     /// Starts an endpoint picker: like [`Serving::start`], with a port for a data plane instead of clients.
@@ -169,7 +172,7 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_picker_at_speed(config: Config, speed: f64) -> io::Result<Self> {
-        Self::start_as(Mode::Picker, config, speed)
+        Self::start_as(Mode::Picker, config, speed, Inherited::default())
     }
 
     /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
@@ -178,27 +181,30 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
-        Self::start_as(Mode::Gateway, config, speed)
+        Self::start_as(Mode::Gateway, config, speed, Inherited::default())
     }
 
-    fn start_as(mode: Mode, config: Config, speed: f64) -> io::Result<Self> {
+    /// Starts either, on the sockets that a service manager has passed; the configuration's addresses are for the others.
+    ///
+    /// # Errors
+    /// As for [`Serving::start`], or a socket that is for none of its listeners.
+    pub fn start_on(mode: Mode, config: Config, inherited: Inherited) -> io::Result<Self> {
+        Self::start_as(mode, config, 1.0, inherited)
+    }
+
+    fn start_as(mode: Mode, config: Config, speed: f64, inherited: Inherited) -> io::Result<Self> {
         let relay_threads = match config.server.relay_threads {
             0 => cores(),
             threads => threads,
         };
         let epp = &config.epp;
-        let (server, health) = match mode {
-            Mode::Gateway => {
-                (bind(config.server.host, config.server.port, relay_threads, "server.port")?, Vec::new())
-            }
-            Mode::Picker => (
-                bind(epp.host, epp.port, relay_threads, "epp.port")?,
-                bind(epp.host, epp.health_port, 1, "epp.health_port")?,
-            ),
-        };
-        let health_address = health.first().map(|socket| socket.local_addr()).transpose()?;
-        let metrics = bind(config.metrics.host, config.metrics.port, 1, "metrics.port")?;
-        let (address, metrics_address) = (server[0].local_addr()?, metrics[0].local_addr()?);
+        let Listeners { clients, health, metrics } =
+            Listeners::open(mode, &config, relay_threads, inherited)?;
+        let health_address = health.as_ref().map(Listening::address).transpose()?;
+        let (address, metrics_address) = (clients.address()?, metrics.address()?);
+        let (accepting, at_once) = (Accepting::default(), Accepting::default());
+        at_once.open.cancel();
+        let opening = clients.when_ready(accepting.open.clone())?;
         let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
         let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
@@ -260,7 +266,8 @@ impl Serving {
         let picker = |service| Picker::new(service, Arc::clone(&unobserved), epp.clone());
         let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
         let port = Port::Clients { loopback: of_clients };
-        for (n, relay) in Relay::all(server).into_iter().enumerate() {
+        let mut relays = Vec::new();
+        for (n, relay) in Relay::all(clients, &accepting).into_iter().enumerate() {
             let service = serves(port);
             let front = match mode {
                 Mode::Gateway => Front::Http,
@@ -270,10 +277,14 @@ impl Serving {
             let (retire, stop) = (retire.child_token(), stop.child_token());
             let listener =
                 Arc::new(Listener { service, retire, stop, connections: connections.clone(), front });
-            threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay.run(listener))?);
+            let runtime = runtime()?;
+            relays.push(runtime.handle().clone());
+            threads.push(thread(&format!("relay-{n}"), runtime, kill.clone(), relay.run(listener))?);
         }
-        let asides = Relay::all(metrics).into_iter().map(|relay| (relay, "admin"));
-        for (relay, name) in asides.chain(Relay::all(health).into_iter().map(|relay| (relay, "health"))) {
+        let asides = [(Some(metrics), "admin"), (health, "health")];
+        let asides = asides.into_iter().filter_map(|(listening, name)| Some((listening?, name)));
+        for (listening, name) in asides {
+            let relay = Relay::all(listening, &at_once).remove(0);
             let service = serves(Port::Operators { loopback: of_operators });
             let front = match name {
                 "health" => Front::ExtProc(Arc::new(picker(Arc::clone(&service)).health_only()), None),
@@ -291,9 +302,10 @@ impl Serving {
         let pairs = (mode == Mode::Gateway).then(|| fleet.new_upstreams());
         let warming = Arc::clone(&fleet);
         let (counted, counting_of) = (Arc::clone(&unobserved), Arc::clone(&fleet));
-        let starting = Arc::clone(&fleet);
+        let (starting, opening) = (Arc::clone(&fleet), opening.run(fleet.start.watch()));
         let work = async move {
             tokio::join!(
+                opening,
                 persist("unobserved requests", || {
                     let (counted, fleet) = (Arc::clone(&counted), Arc::clone(&counting_of));
                     async move { counted.run(&fleet).await }
@@ -364,7 +376,9 @@ impl Serving {
             retire,
             stop,
             kill: end,
+            accepting,
             connections,
+            relays,
             threads,
         })
     }
@@ -372,6 +386,21 @@ impl Serving {
     /// The configuration in use. Hold the guard for a moment only.
     pub fn config(&self) -> Guard<Arc<Config>> {
         self.config.load()
+    }
+
+    /// Waits until the gateway is ready and accepts clients.
+    pub fn opened(&self) -> impl Future<Output = ()> + use<> {
+        let (mut ready, open) = (self.fleet.start.watch(), self.accepting.open.clone());
+        async move {
+            // The fleet outlives it, or the gateway has ended.
+            let _ = ready.wait_for(|ready| *ready).await;
+            open.cancelled().await;
+        }
+    }
+
+    /// The relay threads, for a watchdog.
+    pub fn relay_threads(&self) -> RelayThreads {
+        RelayThreads { runtimes: self.relays.clone() }
     }
 
     /// Replaces the configuration of all parts. Nothing in it can fail any more.
@@ -409,8 +438,13 @@ impl Serving {
                 sleep(delay).await;
             }
             self.stop.cancel();
+            self.accepting.busy.close();
             self.connections.close();
-            timeout(grace, self.connections.wait()).await.is_ok()
+            let ended = async {
+                self.accepting.busy.wait().await;
+                self.connections.wait().await;
+            };
+            timeout(grace, ended).await.is_ok()
         };
         let drained = tokio::select! {
             drained = drained => drained,
@@ -445,6 +479,20 @@ impl Serving {
     }
 }
 
+// === impl RelayThreads ===
+
+impl RelayThreads {
+    /// Waits until each of them has run a task: one that hangs never does.
+    pub async fn respond(&self) {
+        let empty = |runtime: &Handle| runtime.spawn(std::future::ready(()));
+        let tasks: Vec<_> = self.runtimes.iter().map(empty).collect();
+        for task in tasks {
+            // A thread that has ended does not hang.
+            let _ = task.await;
+        }
+    }
+}
+
 // === impl Cut ===
 
 impl Cut {
@@ -452,13 +500,6 @@ impl Cut {
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
-}
-
-fn bind(host: IpAddr, port: u16, threads: usize, field: &str) -> io::Result<Vec<std::net::TcpListener>> {
-    let address = SocketAddr::new(host, port);
-    relays::bind(address, threads).map_err(|error| {
-        io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"))
-    })
 }
 
 fn cores() -> usize {

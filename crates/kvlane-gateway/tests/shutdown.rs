@@ -89,6 +89,20 @@ async fn in_the_delay_clients_are_served_and_asked_to_leave() {
 }
 
 #[tokio::test]
+async fn a_request_of_a_connection_that_has_just_been_accepted_is_answered() {
+    let gateway = TestGateway::start(config(), &[]).await;
+    let address = gateway.address();
+    let mut client = gateway.client().await;
+    let stopping = tokio::spawn(gateway.shut_down());
+    eventually("new connections are refused", || std::net::TcpStream::connect(address).is_err()).await;
+    client.request("GET", "/v1/models", "").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+    client.closed().await;
+    assert!(soon("the end", stopping).await.expect("no panic"));
+}
+
+#[tokio::test]
 async fn a_queued_request_finishes_too() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();

@@ -16,6 +16,9 @@ section! {
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         /// Port for clients; 0 takes a free one.
         pub port: u16 = 30_000;
+        /// Whether the port may be that of a running kvlane of the same user, which this one succeeds; clients are then
+        /// accepted once it is ready. Of an endpoint picker it is `epp.port`. Linux only.
+        pub reuse_port: bool = false;
         /// Threads that relay requests; 0 is one per core.
         pub relay_threads: usize = 0, in 0..=1024;
         /// Maximum request body in bytes; larger ones get 413.

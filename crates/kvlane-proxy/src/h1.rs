@@ -49,9 +49,9 @@ const WRITE_BYTES: usize = 64 << 10;
 const COPIED_BYTES_MAX: usize = 2 << 10;
 /// Largest write buffer that an idle connection keeps.
 const KEPT_BYTES_MAX: usize = 1 << 10;
-/// How long a client may take to send its next request, if its answer said that the connection stays, and the gateway has
-/// begun to shut down since. Closed at once, a request on its way would be lost.
-const NEXT_WITHIN: Duration = Duration::from_secs(1);
+/// How long after it was accepted, or after an answer that said that it stays, a connection is not closed for a shutdown:
+/// a request that is on its way would be lost.
+pub(super) const NEXT_WITHIN: Duration = Duration::from_secs(1);
 /// How long a connection that is being closed reads on, so that the client receives the reason.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -125,7 +125,7 @@ impl Client {
             read_bytes: READ_BYTES_MIN,
             out: PendingOutput::default(),
             alarm: Box::pin(sleep_until(Instant::now())),
-            next_until: Instant::now(),
+            next_until: Instant::now() + NEXT_WITHIN,
             stopped: Box::pin(stopped),
         }
     }
@@ -177,9 +177,7 @@ impl Client {
         poll_fn(|cx| self.poll_answer(cx, &mut body, end)).await?;
         drop(body);
         if stays && end != End::Close {
-            if self.service.retires() {
-                self.next_until = Instant::now() + NEXT_WITHIN;
-            }
+            self.next_until = Instant::now() + NEXT_WITHIN;
             return Ok(true);
         }
         self.leave(coming).await;

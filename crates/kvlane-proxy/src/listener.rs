@@ -19,14 +19,14 @@ use kvlane_fleet::metrics::{Metrics, Reached};
 use kvlane_http::tls::{self, Stream};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::deadlines::Deadlines;
 use crate::ext_proc::{self, Picker};
 use crate::guard;
-use crate::h1::Client;
+use crate::h1::{Client, NEXT_WITHIN};
 use crate::head::HEAD_BYTES_MAX;
 use crate::own_api::Port;
 use crate::service::Service;
@@ -65,7 +65,7 @@ impl Listener {
     /// Accepts connections until `stop`, and passes each to `spread`.
     pub async fn accept(
         metrics: &Metrics,
-        listener: TcpListener,
+        listener: &TcpListener,
         stop: CancellationToken,
         mut spread: impl FnMut(TcpStream),
     ) {
@@ -102,9 +102,14 @@ impl Listener {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         stream.set_nodelay(true)?;
         let header_timeout = self.service.proxy.settings().server.header_timeout;
+        let accepted = Instant::now();
+        let stopped = async {
+            self.stop.cancelled().await;
+            sleep_until(accepted + NEXT_WITHIN).await;
+        };
         let first = tokio::select! {
             first = timeout(header_timeout, self.begin(stream)) => first,
-            () = self.stop.cancelled() => return Ok(()),
+            () = stopped => return Ok(()),
         };
         let Ok(begun) = first else {
             self.service.proxy.fleet.metrics.limits.reached(Reached::HeadTime);

@@ -7,7 +7,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use kvlane_gateway::config::{Log, LogFormat};
-use kvlane_gateway::serve::Mode;
+use kvlane_gateway::mode::Mode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 

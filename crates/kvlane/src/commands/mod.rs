@@ -6,3 +6,4 @@ pub(crate) mod key;
 #[cfg(feature = "lab")]
 pub(crate) mod lab;
 pub(crate) mod serve;
+mod service_manager;

@@ -1,18 +1,27 @@
 //! `kvlane serve` and `kvlane epp`: the gateway, or the endpoint picker, until SIGINT or SIGTERM. SIGHUP, or a file of its configuration that changes, reloads it.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use kvlane_fleet::file_watch::Watch;
 use kvlane_gateway::config::Config;
-use kvlane_gateway::serve::{Cut, Mode, Serving};
+use kvlane_gateway::inherited::Inherited;
+use kvlane_gateway::mode::Mode;
+use kvlane_gateway::serve::{Cut, Serving};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
+use super::service_manager::ServiceManager;
 use crate::config::ConfigArgs;
 
 /// Runs it.
 pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
+    // No thread runs yet.
+    let inherited = Inherited::take().context("cannot use the sockets of the service manager")?;
+    let manager = ServiceManager::of_environment();
     kvlane_fleet::panics::watch();
     // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
@@ -24,15 +33,27 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        let serving = match mode {
-            Mode::Gateway => Serving::start(config).context("cannot start the gateway")?,
-            Mode::Picker => Serving::start_picker(config).context("cannot start the endpoint picker")?,
-        };
+        let serving = Serving::start_on(mode, config, inherited).context(match mode {
+            Mode::Gateway => "cannot start the gateway",
+            Mode::Picker => "cannot start the endpoint picker",
+        })?;
+        let mut watched = JoinSet::new();
+        if let Some(interval) = manager.watchdog {
+            let (manager, relays) = (manager.clone(), serving.relay_threads());
+            watched.spawn(async move {
+                loop {
+                    sleep(interval / 2).await;
+                    relays.respond().await;
+                    manager.notify("WATCHDOG=1");
+                }
+            });
+        }
         let (address, metrics) = (serving.address, serving.metrics_address);
         match serving.health_address {
             None => tracing::info!(clients = %address, %metrics, "serving"),
             Some(health) => tracing::info!(grpc = %address, %health, %metrics, "picking endpoints"),
         }
+        let (mut opened, mut is_open) = (pin!(serving.opened()), false);
         loop {
             let interval = serving.config().server.reload_interval;
             tokio::select! {
@@ -40,8 +61,16 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {}
                 () = watch.changed(interval) => {}
+                () = &mut opened, if !is_open => {
+                    is_open = true;
+                    manager.notify("READY=1");
+                    continue;
+                }
             }
             watch.reads();
+            if is_open {
+                manager.notify("RELOADING=1");
+            }
             match args.load() {
                 Ok(config) => {
                     watch.look_at(files(args, &config));
@@ -50,7 +79,11 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
                 }
                 Err(error) => serving.refuse_reload(&format!("{error:#}")),
             }
+            if is_open {
+                manager.notify("READY=1");
+            }
         }
+        manager.notify("STOPPING=1");
         tracing::info!(
             "shutting down: no new connections, waiting for requests in flight (a second signal cuts them)"
         );

@@ -40,6 +40,8 @@ enum Effect {
 pub(super) const FLAGS: &[Flag] = &[
     flag("host", "server.host"),
     flag("port", "server.port"),
+    flag("reuse-port", "server.reuse_port")
+        .switch("true", "Start beside a running kvlane on the same port, which this one succeeds"),
     flag("policy", "routing.policy"),
     flag("cache-threshold", "routing.policy.cache_threshold")
         .of("cache_aware", "minimum share of the prompt that must match to place by cache"),

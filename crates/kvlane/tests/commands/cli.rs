@@ -346,7 +346,7 @@ fn a_port_that_is_taken_is_named_with_its_key() {
     fails(
         &["serve", "--port", &port, "--prometheus-port", "0"],
         FAILURE,
-        &["cannot listen on", &port, "server.port"],
+        &["cannot listen on", &port, "server.port", "--reuse-port"],
     );
     fails(
         &["serve", "--port", "0", "--prometheus-port", &port],

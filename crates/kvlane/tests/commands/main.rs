@@ -3,6 +3,7 @@
 mod bench;
 mod calibrate;
 mod cli;
+mod handover;
 mod parts;
 mod program;
 mod reload;

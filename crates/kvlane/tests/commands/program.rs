@@ -11,7 +11,7 @@ pub(crate) const USAGE: i32 = 2;
 /// The exit code of a command that failed.
 pub(crate) const FAILURE: i32 = 1;
 /// A log line that has not come after this long will not come.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `kvlane ARGS`, without the caller's log level and without colours.
 pub(crate) fn kvlane(args: &[&str]) -> Command {
@@ -69,7 +69,12 @@ pub(crate) struct Running {
 impl Running {
     /// Starts it without waiting for anything.
     pub(crate) fn start(args: &[&str]) -> Self {
-        let mut child = kvlane(args).stderr(Stdio::piped()).spawn().expect("it starts");
+        Self::of(kvlane(args))
+    }
+
+    /// Starts this command.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let log = BufReader::new(child.stderr.take().expect("piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
