@@ -190,7 +190,7 @@ async fn tell(
     }
 }
 
-/// Gets a snapshot, unless this replica has one. Never ends well: its caller watches for the end of the connection.
+/// Gets a snapshot, unless this replica has one. It ends with its connection.
 async fn warm(shared: &Shared, requests: SendRequest<Bytes>, peer: &Hello) -> Result<(), Ended> {
     let replicas = &shared.fleet.replicas;
     loop {
