@@ -131,6 +131,9 @@ impl Fleet {
     pub fn new_pool(&self, model: &str) -> ModelPool {
         let router = Router::new(self.router_config(model));
         self.recordings.attach(&router, model);
+        if self.replicas.are_told() {
+            router.share();
+        }
         let (counting, metrics) = (self.tokenizers.counting(model), self.metrics.pool(model));
         ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone())
     }

@@ -56,9 +56,14 @@ pub enum Snapshot {
 // === impl Replicas ===
 
 impl Replicas {
-    /// This gateway exchanges news from now on.
+    /// This gateway exchanges news of all pools that are opened from now on.
     pub fn begin(&self, own: ReplicaId) {
         self.state().own = Some(own);
+    }
+
+    /// Whether it does.
+    pub fn are_told(&self) -> bool {
+        self.state().own.is_some()
     }
 
     /// A replica was heard.

@@ -347,6 +347,7 @@ impl Serving {
         }
         threads.push(thread("control", control, kill.clone(), work)?);
         let mut exchange = None;
+        // Before the first worker, and so before the first pool.
         if let Some(socket) = replicas.into_iter().next() {
             let tls = config.replicas.tls().map_err(invalid)?;
             let (started, work) = Exchange::start(Arc::clone(&fleet), config.replicas.clone(), tls, socket)?;

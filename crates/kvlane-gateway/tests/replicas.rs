@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::replica::ReplicaId;
 use kvlane_gateway::config::Config;
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, event, eventually, soon};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually, soon};
 use kvlane_wire::replica::{Hello, hello};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
@@ -49,9 +49,10 @@ async fn meet(gateways: &[&TestGateway]) {
 
 /// The requests that others have in flight on the only endpoint of `m`.
 fn elsewhere(gateway: &TestGateway) -> u32 {
-    gateway.pool("m").router.read(|scheduler| {
-        scheduler.pool().endpoints().map(|endpoint| endpoint.elsewhere.requests).sum()
-    })
+    gateway
+        .pool("m")
+        .router
+        .read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.elsewhere.requests).sum())
 }
 
 async fn readiness(gateway: &TestGateway) -> Value {
@@ -91,7 +92,11 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
 
     let shown = readiness(&b).await;
     assert_eq!(shown["peers"].as_array().map(Vec::len), Some(1), "{shown}");
-    assert_eq!((&shown["peers"][0]["counts"], &shown["problems"]), (&true.into(), &serde_json::json!({})), "{shown}");
+    assert_eq!(
+        (&shown["peers"][0]["counts"], &shown["problems"]),
+        (&true.into(), &serde_json::json!({})),
+        "{shown}"
+    );
     let id = shown["peers"][0]["replica"].as_str().expect("an id").to_owned();
     assert_eq!(readiness(&a).await["replica"], *id);
     assert_eq!(b.metric("kvlane_replicas").await, Some(1.0));
@@ -190,7 +195,10 @@ async fn a_replica_of_another_cluster_is_refused_and_told_why() {
     assert!(why.contains("replicas.cluster is 'staging' here and 'kvlane' there"), "{why}");
     assert_eq!((live(&a), live(&b)), (0, 0));
     set_peers(&a, &[]);
-    soon("the problem is forgotten", async { while readiness(&a).await["problems"] != serde_json::json!({}) {} }).await;
+    soon("the problem is forgotten", async {
+        while readiness(&a).await["problems"] != serde_json::json!({}) {}
+    })
+    .await;
     a.end().await;
     b.end().await;
 }
@@ -243,7 +251,8 @@ async fn a_replica_that_reads_nothing_delays_no_request_and_no_other_replica() {
     let peer = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.expect("a connection");
         let mut builder = h2::server::Builder::new();
-        let mut connection = builder.initial_window_size(64).handshake::<_, Bytes>(stream).await.expect("HTTP/2");
+        let mut connection =
+            builder.initial_window_size(64).handshake::<_, Bytes>(stream).await.expect("HTTP/2");
         let (request, mut respond) = connection.accept().await.expect("a request").expect("valid");
         let mut answer = respond.send_response(http::Response::new(()), false).expect("sent");
         let mut own = Vec::new();

@@ -136,11 +136,18 @@ mod tests {
 
     #[test]
     fn peers_are_hosts_with_ports() {
-        let seed = |peer: &str| Seed::parse(peer).map(|seed| (seed.host.clone(), seed.port, seed.address().is_some()));
-        assert_eq!(seed("kvlane-replicas.default.svc:3006"), Ok(("kvlane-replicas.default.svc".into(), 3006, false)));
+        let seed = |peer: &str| {
+            Seed::parse(peer).map(|seed| (seed.host.clone(), seed.port, seed.address().is_some()))
+        };
+        assert_eq!(
+            seed("kvlane-replicas.default.svc:3006"),
+            Ok(("kvlane-replicas.default.svc".into(), 3006, false))
+        );
         assert_eq!(seed("10.0.0.7:1"), Ok(("10.0.0.7".into(), 1, true)));
         assert_eq!(seed("[fd00::7]:1"), Ok(("fd00::7".into(), 1, true)));
-        for wrong in ["", "a", "a:", ":1", "a:0", "a:65536", "http://a:1", "a b:1", "fd00::7:1", "[a]:1", "a@b:1"] {
+        for wrong in
+            ["", "a", "a:", ":1", "a:0", "a:65536", "http://a:1", "a b:1", "fd00::7:1", "[a]:1", "a@b:1"]
+        {
             assert!(seed(wrong).is_err(), "{wrong}");
         }
     }

@@ -107,10 +107,11 @@ async fn session(
     let io = within("connecting", open(shared, address, name)).await?;
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
-    let (requests, connection) = within("the HTTP/2 handshake", async { Ok(builder.handshake(io).await?) }).await?;
+    let (requests, connection) =
+        within("the HTTP/2 handshake", async { Ok(builder.handshake(io).await?) }).await?;
     let mut work = JoinSet::new();
     work.spawn(async move { connection.await.map_err(Ended::from) });
-    let (mut stream, mut answer, peer) = ask(shared, requests.clone(), NEWS_PATH).await?;
+    let (mut stream, mut answer, peer) = ask(shared, requests.clone(), NEWS_PATH, false).await?;
     let Some(open) = shared.open_outbox(peer.replica) else { return Err(Ended::Known) };
     *stood = true;
     shared.fleet.replicas.set_problem(&address.to_string(), None);
@@ -137,11 +138,12 @@ async fn open(shared: &Shared, address: SocketAddr, name: &str) -> Result<Stream
     }
 }
 
-/// Begins a request with a hello; returns both directions and the other's hello.
+/// Begins a request with a hello, which may be all of it; returns both directions and the other's hello.
 async fn ask(
     shared: &Shared,
     requests: SendRequest<Bytes>,
     path: &str,
+    is_all: bool,
 ) -> Result<(SendStream<Bytes>, Incoming, Hello), Ended> {
     let request = Request::builder()
         .method(Method::POST)
@@ -154,7 +156,7 @@ async fn ask(
     shared.count("sent", own.len());
     within("the answer of the replica", async {
         let (answer, mut stream) = requests.ready().await?.send_request(request, false)?;
-        stream.send_data(own.into(), false)?;
+        stream.send_data(own.into(), is_all)?;
         let (head, body) = answer.await?.into_parts();
         let mut incoming = Incoming::new(body);
         match head.status {
@@ -223,8 +225,7 @@ impl Drop for Arriving<'_> {
 
 /// Takes over a snapshot. Returns its number of marks.
 async fn fetch(shared: &Shared, requests: SendRequest<Bytes>) -> Result<u64, Ended> {
-    let (mut stream, mut incoming, _) = ask(shared, requests, SNAPSHOT_PATH).await?;
-    stream.send_data(Bytes::new(), true)?;
+    let (_, mut incoming, _) = ask(shared, requests, SNAPSHOT_PATH, true).await?;
     let (mut resolver, mut marks, mut counted) = (Resolver::default(), 0, 0);
     while let Some(frame) = incoming.next().await? {
         shared.count("received", incoming.bytes - std::mem::replace(&mut counted, incoming.bytes));

@@ -104,7 +104,12 @@ async fn hear_on(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) -> R
 }
 
 /// Answers one request, and logs how it ended.
-async fn call(shared: &Shared, request: Request<RecvStream>, mut respond: SendResponse<Bytes>, from: SocketAddr) {
+async fn call(
+    shared: &Shared,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    from: SocketAddr,
+) {
     let (head, body) = request.into_parts();
     let mut incoming = Incoming::new(body);
     let peer = match incoming.hello().await {
@@ -144,7 +149,10 @@ fn admit(shared: &Shared, peer: &Hello) -> Result<(), String> {
         ));
     }
     if !peer.is_readable() {
-        return Err(format!("version {} of its messages cannot be read here: update this replica", peer.version));
+        return Err(format!(
+            "version {} of its messages cannot be read here: update this replica",
+            peer.version
+        ));
     }
     Ok(())
 }
@@ -194,7 +202,8 @@ async fn news(
 /// Sends the marks of all prompts, within the bandwidth for one replica.
 async fn snapshot(shared: &Shared, respond: &mut SendResponse<Bytes>) -> Result<(), Ended> {
     let mut stream = accept(shared, respond)?;
-    let (mut encoder, mut budget) = (Encoder::default(), Budget::new(shared.config.bandwidth, Instant::now()));
+    let (mut encoder, mut budget) =
+        (Encoder::default(), Budget::new(shared.config.bandwidth, Instant::now()));
     for pool in shared.fleet.pools() {
         let marks = pool.router.tell_marks();
         for sent in &marks {
@@ -251,9 +260,8 @@ impl Resolver {
         known.shares = news.shares.into_iter().filter_map(|(name, share)| Some((id(name)?, share))).collect();
         if news.block_tokens == pool.router.block_tokens() {
             let prompts = news.prompts.into_iter();
-            known.prompts = prompts
-                .filter_map(|(name, marks)| Some(SentPrompt { endpoint: id(name)?, marks }))
-                .collect();
+            known.prompts =
+                prompts.filter_map(|(name, marks)| Some(SentPrompt { endpoint: id(name)?, marks })).collect();
         }
         Some((pool, known))
     }

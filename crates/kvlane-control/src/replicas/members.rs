@@ -39,7 +39,8 @@ pub(super) async fn find(mut peers: watch::Receiver<Vec<String>>, found: Arc<wat
         }
         drop(tell);
         loop {
-            let members: Members = known.values().flatten().map(|(at, name)| (*at, Arc::clone(name))).collect();
+            let members: Members =
+                known.values().flatten().map(|(at, name)| (*at, Arc::clone(name))).collect();
             found.send_if_modified(|before| {
                 let differs = *before != members;
                 *before = members;
@@ -76,7 +77,10 @@ async fn resolve(seed: Seed, tell: tokio::sync::mpsc::Sender<(Seed, Members)>) {
             }
             Err(problem) => {
                 if logged.as_ref() != Some(&problem) {
-                    tracing::warn!(problem, "cannot resolve the name of replicas; keeping those that are known");
+                    tracing::warn!(
+                        problem,
+                        "cannot resolve the name of replicas; keeping those that are known"
+                    );
                 }
                 logged = Some(problem);
             }

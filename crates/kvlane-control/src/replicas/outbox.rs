@@ -156,7 +156,8 @@ mod tests {
 
     fn news(number: u64, shares: &[(&str, u32)], marks: usize) -> News {
         let shares = shares.iter().map(|(name, requests)| ((*name).into(), share(*requests))).collect();
-        let prompts = if marks == 0 { Vec::new() } else { vec![("a".into(), vec![BlockHash(number); marks])] };
+        let prompts =
+            if marks == 0 { Vec::new() } else { vec![("a".into(), vec![BlockHash(number); marks])] };
         News { pool: "m".into(), number, shares, block_tokens: 16, prompts }
     }
 
@@ -200,7 +201,11 @@ mod tests {
         outbox.put(&news(3, &[], 10), false);
         outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false);
         let (taken, _) = outbox.take(100);
-        assert_eq!(taken[0].prompts, [("a".into(), vec![BlockHash(4)])], "marks of other blocks are of no use");
+        assert_eq!(
+            taken[0].prompts,
+            [("a".into(), vec![BlockHash(4)])],
+            "marks of other blocks are of no use"
+        );
     }
 
     #[test]

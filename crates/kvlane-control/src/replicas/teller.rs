@@ -36,8 +36,6 @@ pub(super) async fn tell(shared: Arc<Shared>) {
         };
         let pools = shared.fleet.pools();
         for pool in &pools {
-            // A pool is opened at any time.
-            pool.router.share();
             if is_due && !pool.router.peers().is_empty() {
                 // Leases end at their time, also when there are no requests.
                 pool.step(Input::Tick);
@@ -63,5 +61,11 @@ pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
     let name = |id| pool.endpoint(id).map(|endpoint| Arc::clone(&endpoint.name));
     let shares = shares.into_iter().filter_map(|(id, share)| Some((name(id)?, share))).collect();
     let prompts = prompts.into_iter().filter_map(|sent| Some((name(sent.endpoint)?, sent.marks))).collect();
-    News { pool: pool.model.as_str().into(), number, shares, block_tokens: pool.router.block_tokens(), prompts }
+    News {
+        pool: pool.model.as_str().into(),
+        number,
+        shares,
+        block_tokens: pool.router.block_tokens(),
+        prompts,
+    }
 }

@@ -87,7 +87,8 @@ impl Marks {
         let mut seen = 0;
         for n in (1..=found).rev() {
             let mark = &chain[n * stride - 1];
-            let [young, old] = [&self.young, &self.old].map(|marks| marks.get(mark).map_or(&[][..], Vec::as_slice));
+            let [young, old] =
+                [&self.young, &self.old].map(|marks| marks.get(mark).map_or(&[][..], Vec::as_slice));
             if young.len().max(old.len()) <= seen {
                 continue;
             }
@@ -109,7 +110,8 @@ impl Marks {
                 !holders.is_empty()
             });
         }
-        self.young_bytes = self.young.values().map(|holders| MARK_BYTES + (holders.len() - 1) * HOLDER_BYTES).sum();
+        self.young_bytes =
+            self.young.values().map(|holders| MARK_BYTES + (holders.len() - 1) * HOLDER_BYTES).sum();
     }
 
     /// All marks and their holders, for a router that begins.

@@ -82,7 +82,8 @@ impl Share {
     pub(crate) fn is_news(&self, told: &Self) -> bool {
         let context_tokens = self.in_flight.context_tokens;
         let changed = context_tokens.abs_diff(told.in_flight.context_tokens);
-        let rest = |share: &Self| Self { in_flight: InFlight { context_tokens: 0, ..share.in_flight }, ..*share };
+        let rest =
+            |share: &Self| Self { in_flight: InFlight { context_tokens: 0, ..share.in_flight }, ..*share };
         rest(self) != rest(told) || changed > CONTEXT_TOKENS.max(context_tokens / CONTEXT_SHARE)
     }
 }

@@ -143,7 +143,8 @@ mod tests {
     }
 
     fn share(requests: u32) -> Share {
-        let in_flight = InFlight { requests, context_tokens: 1000 * u64::from(requests), ..InFlight::default() };
+        let in_flight =
+            InFlight { requests, context_tokens: 1000 * u64::from(requests), ..InFlight::default() };
         Share { in_flight, placed_s: 0.0 }
     }
 
@@ -215,7 +216,9 @@ mod tests {
         let mut placed_s = 0.0;
         for (number, total_s) in [(1, 10.0), (3, 14.0), (3, 14.0), (2, 12.0), (4, 15.0)] {
             let share = Share { placed_s: total_s, ..share(1) };
-            peers.hear(SECOND, ReplicaId(1), number, &[(ids[0], share)], &mut pool, |_, more_s| placed_s += more_s);
+            peers.hear(SECOND, ReplicaId(1), number, &[(ids[0], share)], &mut pool, |_, more_s| {
+                placed_s += more_s
+            });
         }
         assert_eq!(placed_s, 5.0);
     }

@@ -41,7 +41,13 @@ impl Scheduler {
     }
 
     /// Another router told what it has placed.
-    pub(super) fn heard(&mut self, now: Nanos, replica: ReplicaId, number: u64, shares: &[(EndpointId, Share)]) {
+    pub(super) fn heard(
+        &mut self,
+        now: Nanos,
+        replica: ReplicaId,
+        number: u64,
+        shares: &[(EndpointId, Share)],
+    ) {
         // Endpoints may have room again.
         self.queue_blocked = false;
         let policy = &mut self.policy;

@@ -32,9 +32,9 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel,
-    ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WarmUpLabel, WorkerLabel,
-    WorkerLabels,
+    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel,
+    ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel,
+    WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;

@@ -89,7 +89,8 @@ impl Decoder {
                 (6, Field::Number(tokens)) => news.block_tokens = small("block_tokens", tokens)?,
                 (7, Field::Bytes(prompt)) => {
                     let prompt = self.read_prompt(prompt)?;
-                    let left = marks_left.checked_sub(prompt.1.len()).filter(|_| news.prompts.len() < SHARES_MAX);
+                    let left =
+                        marks_left.checked_sub(prompt.1.len()).filter(|_| news.prompts.len() < SHARES_MAX);
                     marks_left = left.ok_or(DecodeError::TooMany("marks"))?;
                     news.prompts.push(prompt);
                 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use kvlane_core::block::BlockHash;
 use kvlane_core::replica::{ReplicaId, Share};
 
-pub use self::decode::{Decoder, DecodeError};
+pub use self::decode::{DecodeError, Decoder};
 pub use self::encode::{Encoder, hello};
 
 /// The version that is written here.

@@ -51,11 +51,13 @@ fn shares() -> impl Strategy<Value = Vec<(Arc<str>, Share)>> {
 fn news() -> impl Strategy<Value = News> {
     let marks = prop::collection::vec(any::<u64>().prop_map(BlockHash), 1..50);
     let prompts = prop::collection::btree_map("[a-f]{1,3}", marks, 0..6);
-    ("[a-z/]{0,9}", any::<u64>(), shares(), 1u32.., prompts).prop_map(|(pool, number, shares, tokens, prompts)| {
-        let prompts: Vec<_> = prompts.into_iter().map(|(name, marks)| (name.into(), marks)).collect();
-        let block_tokens = if prompts.is_empty() { 0 } else { tokens };
-        News { pool: pool.into(), number, shares, block_tokens, prompts }
-    })
+    ("[a-z/]{0,9}", any::<u64>(), shares(), 1u32.., prompts).prop_map(
+        |(pool, number, shares, tokens, prompts)| {
+            let prompts: Vec<_> = prompts.into_iter().map(|(name, marks)| (name.into(), marks)).collect();
+            let block_tokens = if prompts.is_empty() { 0 } else { tokens };
+            News { pool: pool.into(), number, shares, block_tokens, prompts }
+        },
+    )
 }
 
 proptest! {
@@ -194,7 +196,8 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
             });
         });
     });
-    let hello = Hello { version: 2, readable_from: 1, replica: ReplicaId(5), cluster: "prod".into(), age_ms: 0 };
+    let hello =
+        Hello { version: 2, readable_from: 1, replica: ReplicaId(5), cluster: "prod".into(), age_ms: 0 };
     assert!(hello.is_readable());
     assert!(!Hello { version: 3, readable_from: 2, ..hello.clone() }.is_readable());
     let share = Share { in_flight: InFlight { requests: 3, ..InFlight::default() }, placed_s: 0.0 };
