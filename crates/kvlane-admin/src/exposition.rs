@@ -11,8 +11,9 @@ use kvlane_core::time::Nanos;
 use prometheus_client::encoding::text::encode;
 
 use kvlane_fleet::decoders::Decoders;
-use kvlane_fleet::metrics::{DecodeLabels, Metrics, ModelLabel, TokensLabel, WorkerLabels};
+use kvlane_fleet::metrics::{DecodeLabels, Metrics, ModelLabel, ReplicaLabel, TokensLabel, WorkerLabels};
 use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::replicas::shown;
 use kvlane_proxy::Proxy;
 
 use crate::discovery;
@@ -30,6 +31,7 @@ pub(crate) fn render(proxy: &Proxy) -> String {
     read_empty_pools(metrics, proxy);
     read_tokenizers(metrics, proxy);
     discovery::read(&proxy.fleet);
+    read_replicas(metrics, proxy, now);
     metrics.panics.read();
     let runtimes = proxy.fleet.runtimes();
     let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
@@ -47,6 +49,16 @@ fn read_clients(metrics: &Metrics, proxy: &Proxy) {
         .into_iter()
         .map(|(spec, keys, in_flight)| (spec.key.clone(), spec.model.clone(), keys, in_flight));
     metrics.limits.set(proxy.memory.held(), entries);
+}
+
+fn read_replicas(metrics: &Metrics, proxy: &Proxy, now: Nanos) {
+    let replicas = &proxy.fleet.replicas;
+    metrics.replicas.replicas.set(replicas.live(now) as i64);
+    metrics.replicas.replica_age.clear();
+    for (replica, heard) in replicas.heard(now) {
+        let label = ReplicaLabel { replica: shown(replica) };
+        metrics.replicas.replica_age.get_or_create(&label).set((now - heard.at).as_secs_f64());
+    }
 }
 
 fn read_empty_pools(metrics: &Metrics, proxy: &Proxy) {

@@ -21,6 +21,7 @@ use crate::readiness::Start;
 use crate::recording_writer::RecordingWriter;
 use crate::recording_writer::config::Recorder;
 use crate::reloads::Reloads;
+use crate::replicas::Replicas;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 use crate::tokenize::{Places, Tokenizers};
@@ -42,6 +43,8 @@ pub struct Fleet {
     pub empty_pools: EmptyPools,
     /// The result of the last configuration reload.
     pub reloads: Reloads,
+    /// The other replicas of the gateway.
+    pub replicas: Replicas,
     /// The gateway ends soon; its clients should leave.
     pub stopping: AtomicBool,
     /// Its start, which readiness waits for.
@@ -80,6 +83,7 @@ impl Fleet {
             discovery: Discovery::default(),
             empty_pools: EmptyPools::default(),
             reloads: Reloads::default(),
+            replicas: Replicas::default(),
             stopping: AtomicBool::new(false),
             start: Start::default(),
             settings: ArcSwap::from_pointee(settings),
@@ -127,6 +131,9 @@ impl Fleet {
     pub fn new_pool(&self, model: &str) -> ModelPool {
         let router = Router::new(self.router_config(model));
         self.recordings.attach(&router, model);
+        if self.replicas.are_told() {
+            router.share();
+        }
         let (counting, metrics) = (self.tokenizers.counting(model), self.metrics.pool(model));
         ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone())
     }

@@ -21,6 +21,7 @@ pub mod pool;
 pub mod readiness;
 pub mod recording_writer;
 pub mod reloads;
+pub mod replicas;
 pub mod routing;
 pub mod settings;
 pub mod snapshot;

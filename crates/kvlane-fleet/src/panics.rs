@@ -18,13 +18,14 @@ use tokio::time::sleep;
 pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// The kinds of threads, by prefix of their names; the last stands for all others.
-const THREADS: [&str; 12] = [
+const THREADS: [&str; 13] = [
     "relay",
     "tokens",
     "ingest",
     "apply",
     "control",
     "discovery",
+    "replicas",
     "admin",
     "recorder",
     "traces",

@@ -15,6 +15,7 @@ use kvlane_core::cache_accuracy::{Feed, KnowledgeChange};
 use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::policy::Reason;
+use kvlane_core::replica::{News, ReplicaId, SentPrompt};
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{Input, Output, Scheduler};
@@ -298,6 +299,16 @@ impl ModelPool {
     /// Passes all `inputs` to the scheduler under one lock, and delivers its outputs.
     pub fn step_all(&self, inputs: impl IntoIterator<Item = Input>) {
         self.tell(|router, now, out| router.step_all(now, inputs, out));
+    }
+
+    /// Takes over the news of the router of another replica.
+    pub fn hear(&self, replica: ReplicaId, news: News) {
+        self.tell(|router, now, out| router.hear(now, replica, news, out));
+    }
+
+    /// Takes over which prompts were sent where, of a snapshot of another replica.
+    pub fn hear_marks(&self, prompts: &[SentPrompt]) {
+        self.tell(|router, now, _| router.hear_marks(now, prompts));
     }
 
     /// Tokens of an answer have arrived.

@@ -113,6 +113,15 @@ const SUCCEED: &str = "; to succeed a kvlane that listens there: --reuse-port (s
 const FOREIGN: &str =
     "; what listens there is no kvlane, or one of another user: --reuse-port cannot succeed it";
 
+/// A socket that listens on an address, which the configuration names in `field`.
+///
+/// # Errors
+/// The address cannot be bound.
+pub(crate) fn bind_one(address: SocketAddr, field: &str) -> io::Result<Bound> {
+    let mut listening = Listening::bind(address, 1).map_err(|error| failed(address, field, error, ""))?;
+    Ok(listening.sockets.remove(0))
+}
+
 fn failed(address: SocketAddr, field: &str, error: io::Error, taken: &str) -> io::Error {
     let hint = if error.kind() == io::ErrorKind::AddrInUse { taken } else { "" };
     io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}{hint}"))

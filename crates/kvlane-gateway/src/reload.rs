@@ -54,6 +54,10 @@ needs_restart! {
     "metrics.host" => metrics.host,
     "metrics.port" => metrics.port,
     "epp" => epp,
+    "replicas.listen" => replicas.listen,
+    "replicas.cluster" => replicas.cluster,
+    "replicas.interval" => replicas.interval,
+    "replicas.bandwidth" => replicas.bandwidth,
     "routing.block_bytes" => routing.block_bytes,
     "routing.seed" => routing.seed,
     "routing.index_snapshot" => routing.index_snapshot,
@@ -127,6 +131,7 @@ impl Serving {
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
         let auth = Auth::read(&next.auth).map_err(|error| error.to_string())?;
         let tls = Tls::read(&next.tls).map_err(|error| error.to_string())?;
+        let replicas = next.replicas.tls().map_err(|error| error.to_string())?;
         check_workers(&next.workers, next.upstream.api_key.as_ref()).map_err(|error| error.to_string())?;
         let changes = WorkerChanges::between(&running.workers, &next.workers);
         let most = self.controller.workers().len() + changes.come.len() + changes.differ.len();
@@ -139,6 +144,9 @@ impl Serving {
 
         // No step after this can fail.
         let workers = next.workers.clone();
+        if let Some(exchange) = &self.exchange {
+            exchange.configure(&next.replicas, replicas);
+        }
         self.configure(next, timings, auth, tls);
         // The URLs of workers that a source named first: they are added when those leave.
         let claimed = self.controller.claim(&workers);

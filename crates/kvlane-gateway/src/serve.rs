@@ -24,6 +24,7 @@ use kvlane_control::discovery::file;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
 use kvlane_control::ingest::{Ingest, write_snapshot};
+use kvlane_control::replicas::Exchange;
 use kvlane_control::{stall, warm_up};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::Clock;
@@ -50,7 +51,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::discovery::Sources;
 use crate::inherited::Inherited;
-use crate::listening::{Listeners, Listening};
+use crate::listening::{Listeners, Listening, bind_one};
 use crate::mode::Mode;
 use crate::relays::{Accepting, Relay};
 
@@ -75,6 +76,8 @@ pub struct Serving {
     pub controller: Arc<Controller>,
     /// The last quarter of an hour.
     pub history: Arc<History>,
+    /// Exchanges news with other replicas, if it is configured.
+    pub exchange: Option<Exchange>,
     config: ArcSwap<Config>,
     /// Find workers.
     pub(crate) sources: Sources,
@@ -130,13 +133,14 @@ pub fn check(config: &Config) -> io::Result<()> {
     Ok(())
 }
 
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
 // === impl Parts ===
 
 impl Parts {
     fn read(config: &Config) -> io::Result<Self> {
-        fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-            io::Error::new(io::ErrorKind::InvalidInput, why)
-        }
         config.validate().map_err(invalid)?;
         let timings = Timings::read(&config.routing).map_err(invalid)?;
         let (auth, tls) =
@@ -205,6 +209,8 @@ impl Serving {
         let (accepting, at_once) = (Accepting::default(), Accepting::default());
         at_once.open.cancel();
         let opening = clients.when_ready(accepting.open.clone())?;
+        let replicas = config.replicas.address().map_err(invalid)?;
+        let replicas = replicas.map(|address| bind_one(address, "replicas.listen")).transpose()?;
         let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
         let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
@@ -254,7 +260,7 @@ impl Serving {
         let grpc_tls = match mode {
             Mode::Picker if epp.secure_serving => {
                 let grpc_tls = kvlane_http::tls::grpc(&config.tls);
-                Some(grpc_tls.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?)
+                Some(grpc_tls.map_err(invalid)?)
             }
             _ => None,
         };
@@ -350,6 +356,14 @@ impl Serving {
             threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
         }
         threads.push(thread("control", control, kill.clone(), work)?);
+        let mut exchange = None;
+        // Before the first worker, and so before the first pool.
+        if let Some(socket) = replicas {
+            let tls = config.replicas.tls().map_err(invalid)?;
+            let (started, work) = Exchange::start(Arc::clone(&fleet), config.replicas.clone(), tls, socket)?;
+            threads.push(thread("replicas", runtime()?, kill.clone(), work)?);
+            exchange = Some(started);
+        }
         let sources = Sources::new(
             Arc::clone(&fleet),
             Arc::clone(&controller),
@@ -358,7 +372,7 @@ impl Serving {
         );
         threads.push(thread("discovery", discovery, kill.clone(), std::future::ready(()))?);
         for spec in &workers {
-            controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+            controller.add(spec).map_err(invalid)?;
         }
         // After the configuration's workers: a URL that both name is theirs.
         sources.configure(&config.discovery);
@@ -370,6 +384,7 @@ impl Serving {
             proxy,
             controller,
             history,
+            exchange,
             config: ArcSwap::from_pointee(config),
             sources,
             reloading: Mutex::default(),
@@ -533,7 +548,7 @@ fn thread(
 }
 
 /// Threads that requests can do without.
-const LEISURE: [&str; 4] = ["traces", "snapshot", "dispatches", "discovery"];
+const LEISURE: [&str; 5] = ["traces", "snapshot", "dispatches", "discovery", "replicas"];
 
 /// Identifies a file: a new one takes its place each time it is written.
 fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {

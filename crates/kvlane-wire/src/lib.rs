@@ -8,6 +8,7 @@
 //! - [`engine`]: a metrics page to a load report; [`models`]: a model list to its entries.
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
 //! - [`ext_proc`]: Envoy's messages to an external processor, in [`grpc`] frames.
+//! - [`replica`]: what replicas of the gateway tell each other, in [`grpc`] frames.
 //! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
@@ -28,6 +29,7 @@ pub mod otlp;
 pub mod path;
 pub mod prometheus;
 pub mod protobuf;
+pub mod replica;
 pub mod resume;
 pub mod sequence;
 pub mod server_timing;

@@ -79,22 +79,43 @@ impl Message {
     }
 }
 
+/// A message, or a field of it, that is not valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the message is not valid Protocol Buffers")]
+pub struct Invalid;
+
 /// The fields of a message with their numbers, up to the first invalid one.
-pub fn fields(mut left: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
+pub fn fields(message: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
+    checked_fields(message).map_while(Result::ok)
+}
+
+/// The fields of a message with their numbers. The last item is an error if the message is not valid.
+pub fn checked_fields(mut left: &[u8]) -> impl Iterator<Item = Result<(u64, Field<'_>), Invalid>> {
     std::iter::from_fn(move || {
-        let tag = read_varint(&mut left)?;
-        let field = match tag & 7 {
-            VARINT => Field::Number(read_varint(&mut left)?),
-            FIXED64 => Field::Number(u64::from_le_bytes(take(&mut left, 8)?.try_into().ok()?)),
-            LENGTH => {
-                let len = usize::try_from(read_varint(&mut left)?).ok()?;
-                Field::Bytes(take(&mut left, len)?)
-            }
-            FIXED32 => Field::Number(u32::from_le_bytes(take(&mut left, 4)?.try_into().ok()?).into()),
-            _ => return None,
-        };
-        Some((tag >> 3, field))
+        if left.is_empty() {
+            return None;
+        }
+        let field = read_field(&mut left);
+        if field.is_none() {
+            left = &[];
+        }
+        Some(field.ok_or(Invalid))
     })
+}
+
+fn read_field<'a>(left: &mut &'a [u8]) -> Option<(u64, Field<'a>)> {
+    let tag = read_varint(left)?;
+    let field = match tag & 7 {
+        VARINT => Field::Number(read_varint(left)?),
+        FIXED64 => Field::Number(u64::from_le_bytes(take(left, 8)?.try_into().ok()?)),
+        LENGTH => {
+            let len = usize::try_from(read_varint(left)?).ok()?;
+            Field::Bytes(take(left, len)?)
+        }
+        FIXED32 => Field::Number(u32::from_le_bytes(take(left, 4)?.try_into().ok()?).into()),
+        _ => return None,
+    };
+    Some((tag >> 3, field))
 }
 
 /// The first field with this number, if it is a string, bytes or a message.

@@ -170,7 +170,7 @@ type Resolved = Result<Vec<WorkerSpec>, String>;
 
 impl Refresh {
     /// The time until the next resolution, after an answer with a time to live, or after a failure.
-    fn after(&self, ttl: Result<Duration, ()>, before: Duration) -> Duration {
+    pub(crate) fn after(&self, ttl: Result<Duration, ()>, before: Duration) -> Duration {
         match ttl {
             Ok(ttl) => ttl.clamp(self.least, self.most),
             Err(()) => (2 * before).min(self.most),
@@ -223,6 +223,12 @@ async fn follow(
 async fn in_time(url: &str, resolver: &TokioResolver) -> Result<(Vec<WorkerSpec>, Duration), String> {
     let late = |_| Err(format!("{url}: no answer of the DNS server within {RESOLUTION_MAX:?}"));
     timeout(RESOLUTION_MAX, resolve(url, resolver)).await.unwrap_or_else(late)
+}
+
+/// The addresses of a host, and for how long they hold.
+pub(crate) async fn addresses(host: &str, port: u16, resolver: &TokioResolver) -> Query {
+    let late = |_| Err(format!("{host}: no answer of the DNS server within {RESOLUTION_MAX:?}"));
+    timeout(RESOLUTION_MAX, by_name(host, port, resolver)).await.unwrap_or_else(late)
 }
 
 /// The workers behind `url`, and for how long they hold.
@@ -285,7 +291,7 @@ async fn by_service(
     Ok((places.into_iter().collect(), ttl))
 }
 
-type Query = Result<(Vec<SocketAddr>, Duration), String>;
+pub(crate) type Query = Result<(Vec<SocketAddr>, Duration), String>;
 
 fn collect(
     done: Option<Result<Query, tokio::task::JoinError>>,

@@ -94,6 +94,16 @@ impl Router {
         }
     }
 
+    /// Takes over marks of prompts that were sent at an unknown time: a snapshot. Their KV events have arrived.
+    pub fn hear_marks(&self, now: Nanos, prompts: &[SentPrompt]) {
+        let mut shared = write(&self.shared);
+        for SentPrompt { endpoint, marks } in prompts {
+            for mark in marks {
+                shared.sent.insert(now, *mark, *endpoint);
+            }
+        }
+    }
+
     /// The routers of other replicas that were heard lately.
     pub fn peers(&self) -> Vec<PeerState> {
         self.read(|scheduler| scheduler.peers().collect())

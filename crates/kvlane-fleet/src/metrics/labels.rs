@@ -30,6 +30,20 @@ pub struct SourceLabel {
     pub source: &'static str,
 }
 
+/// Another replica of the gateway.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ReplicaLabel {
+    /// Its id, in 16 hexadecimal digits.
+    pub replica: String,
+}
+
+/// A direction between replicas.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct DirectionLabel {
+    /// `sent` or `received`.
+    pub direction: &'static str,
+}
+
 /// The reason for a placement.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct SelectionLabels {

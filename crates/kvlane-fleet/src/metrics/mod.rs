@@ -32,9 +32,9 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, DecodeLabels, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel, ReloadLabel,
-    RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel, WarmUpLabel, WorkerLabel,
-    WorkerLabels,
+    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel,
+    ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel,
+    WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
@@ -42,7 +42,7 @@ pub use self::recorder::RecorderMetrics;
 pub use self::reuse::EngineReuse;
 pub use self::spans::SpanMetrics;
 use self::stages::PoolStages;
-use self::table::{Discovery, Gateway, Knowledge, Requests, Tokens, Workers};
+use self::table::{Discovery, Gateway, Knowledge, Replicas, Requests, Tokens, Workers};
 
 /// All metrics.
 #[expect(missing_docs, reason = "the groups are those of `table`")]
@@ -53,6 +53,7 @@ pub struct Metrics {
     pub workers: Workers,
     pub discovery: Discovery,
     pub knowledge: Knowledge,
+    pub replicas: Replicas,
     pub gateway: Gateway,
     pub faults: FaultMetrics,
     pub auth: AuthMetrics,
@@ -131,12 +132,14 @@ impl Metrics {
         let (requests, tokens, workers) = (Requests::default(), Tokens::default(), Workers::default());
         let (discovery, knowledge, gateway) =
             (Discovery::default(), Knowledge::default(), Gateway::default());
+        let replicas = Replicas::default();
         let mut registry = Registry::with_prefix(table::PREFIX);
         requests.register(&mut registry);
         tokens.register(&mut registry);
         workers.register(&mut registry);
         discovery.register(&mut registry);
         knowledge.register(&mut registry);
+        replicas.register(&mut registry);
         gateway.register(&mut registry);
         Self {
             registry: Mutex::new(registry),
@@ -156,6 +159,7 @@ impl Metrics {
             workers,
             discovery,
             knowledge,
+            replicas,
             gateway,
         }
     }

@@ -5,6 +5,7 @@ mod log;
 use std::path::PathBuf;
 
 pub use kvlane_control::health::Health;
+pub use kvlane_control::replicas::config::Replicas;
 pub use kvlane_core::block::BYTES_PER_TOKEN;
 pub use kvlane_core::budget::Config as Budget;
 pub use kvlane_core::config::ConfigError;
@@ -46,6 +47,8 @@ section! {
         pub workers: Vec<WorkerSpec> = Vec::new();
         /// Discovery of workers by Kubernetes, DNS or a file.
         pub discovery: Discovery = Discovery::default();
+        /// Exchange of requests in flight and of sent prompts with other replicas of the gateway (docs/replicas.md).
+        pub replicas: Replicas = Replicas::default();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
         /// Prefill and decode of a request on two workers (docs/disaggregation.md).
@@ -104,6 +107,7 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
+        self.replicas.validate()?;
         if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
             return wrong(
                 "discovery.kubernetes.enabled",
@@ -129,7 +133,8 @@ impl Config {
         let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
         // The name of a preset is not a file.
         let timings = timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from);
-        timings.chain(self.files_of_security()).chain(self.tracing.files()).collect()
+        let others = self.tracing.files().chain(self.replicas.files());
+        timings.chain(self.files_of_security()).chain(others).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {
@@ -176,6 +181,7 @@ impl Config {
             key.read().map_err(|problem| ConfigError { field, problem })?;
         }
         kvlane_http::tls::Tls::read(&self.tls)?;
+        self.replicas.tls()?;
         SaltKey::read(&self.auth)?;
         kvlane_proxy::auth::Auth::check(&self.auth, self.metrics.host)
     }

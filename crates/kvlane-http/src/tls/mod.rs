@@ -4,6 +4,7 @@
 //! their certificates. TLS 1.2 and 1.3, by rustls.
 
 mod config;
+mod mutual;
 mod stream;
 
 use std::fs;
@@ -21,6 +22,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use self::config::TlsConfig;
+pub use self::mutual::Mutual;
 pub use self::stream::Stream;
 
 /// The systems' lists of trusted CAs: Debian, Red Hat, SUSE, Alpine and BSD.

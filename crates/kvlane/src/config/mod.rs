@@ -83,6 +83,9 @@ struct MoreArgs {
     /// URLs whose host names are resolved again and again, each address being a worker (`discovery.dns`).
     #[arg(long, num_args = 1.., value_name = "URL")]
     dns_discovery: Vec<String>,
+    /// Addresses of the gateway's replicas, of all that a host name has: `kvlane-replicas:3006` (`replicas.peers`).
+    #[arg(long, num_args = 1.., value_name = "HOST:PORT")]
+    replicas_peer: Vec<String>,
     /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. Repeatable.
     #[arg(long, value_name = "MODEL=POLICY")]
     pool_policy: Vec<String>,
@@ -297,6 +300,9 @@ impl ConfigArgs {
         if !self.more.dns_discovery.is_empty() {
             flag("--dns-discovery", "discovery.dns", json!(self.more.dns_discovery));
         }
+        if !self.more.replicas_peer.is_empty() {
+            flag("--replicas-peer", "replicas.peers", json!(self.more.replicas_peer));
+        }
     }
 }
 
@@ -487,6 +493,9 @@ mod tests {
             ("--selector a=b --service-discovery-port 0", ["discovery.kubernetes.ports", "0"]),
             ("--dns-discovery vllm:8000", ["discovery.dns[0]", "vllm:8000"]),
             ("--dns-discovery http://10.0.0.1:8000", ["discovery.dns[0]", "no host name"]),
+            ("--replicas-peer a:3006", ["replicas.listen", "needs an address"]),
+            ("--replicas-listen 0.0.0.0:3006 --replicas-peer a", ["replicas.peers[0]", "HOST:PORT"]),
+            ("--replicas-listen localhost:3006", ["replicas.listen", "IP address"]),
         ] {
             let error = format!("{:#}", discovery(flags).expect_err(flags));
             for word in words {

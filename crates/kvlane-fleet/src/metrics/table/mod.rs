@@ -6,6 +6,7 @@
 mod discovery;
 mod gateway;
 mod knowledge;
+mod replicas;
 mod requests;
 mod row;
 mod tokens;
@@ -18,14 +19,22 @@ use kvlane_core::policy::Reason;
 pub use self::discovery::Discovery;
 pub use self::gateway::Gateway;
 pub use self::knowledge::Knowledge;
+pub use self::replicas::Replicas;
 pub use self::requests::Requests;
 pub use self::row::{Group, Kind, PREFIX, Row};
 pub use self::tokens::Tokens;
 pub use self::workers::Workers;
 
 /// All metrics.
-pub const GROUPS: [Group; 6] =
-    [Requests::GROUP, Tokens::GROUP, Workers::GROUP, Discovery::GROUP, Knowledge::GROUP, Gateway::GROUP];
+pub const GROUPS: [Group; 7] = [
+    Requests::GROUP,
+    Tokens::GROUP,
+    Workers::GROUP,
+    Discovery::GROUP,
+    Knowledge::GROUP,
+    Replicas::GROUP,
+    Gateway::GROUP,
+];
 
 /// Every metric.
 pub fn rows() -> impl Iterator<Item = &'static Row> {

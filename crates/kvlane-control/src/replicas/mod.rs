@@ -1,0 +1,165 @@
+//! Exchange of news with the other replicas of the gateway: what each has in flight where, and which prompts it has
+//! sent (see [`kvlane_core::replica`]).
+//!
+//! Each replica connects to each other one, tells its own news on that connection, and hears on those that the others
+//! have opened: HTTP/2, with TLS in both directions if certificates are configured. [`members`] finds the addresses;
+//! [`teller`] takes the news of all pools every few milliseconds and puts it into an [`outbox`] for each connection,
+//! where later news replaces earlier; [`dial`] keeps the connections and sends; [`listen`] hears. A replica that is slow
+//! or gone delays nothing but its own news.
+//!
+//! A replica that starts asks the first one that is older for the marks of all prompts that it knows.
+
+pub mod config;
+mod dial;
+mod listen;
+mod members;
+mod outbox;
+mod stream;
+mod teller;
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use kvlane_core::replica::ReplicaId;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::metrics::DirectionLabel;
+use kvlane_fleet::panics::persist;
+use kvlane_fleet::replicas::shown;
+use kvlane_http::tls::Mutual;
+use kvlane_wire::replica::Hello;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use self::config::Replicas;
+use self::outbox::Outbox;
+
+/// The path of news, and that of a snapshot.
+const NEWS_PATH: &str = "/kvlane.replicas/news";
+const SNAPSHOT_PATH: &str = "/kvlane.replicas/snapshot";
+
+/// The exchange of a running gateway.
+pub struct Exchange {
+    /// The address for other replicas.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    peers: watch::Sender<Vec<String>>,
+}
+
+/// What all connections share.
+struct Shared {
+    fleet: Arc<Fleet>,
+    /// This process.
+    own: ReplicaId,
+    config: Replicas,
+    tls: ArcSwapOption<Mutual>,
+    started: Instant,
+    /// The replicas that are told news, one connection for each.
+    outboxes: Mutex<BTreeMap<ReplicaId, Arc<Outbox>>>,
+    /// A replica has not been told anything yet.
+    greeted: AtomicBool,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// An exchange that listens on `socket`, and its work until it is dropped.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn start(
+        fleet: Arc<Fleet>,
+        config: Replicas,
+        tls: Option<Mutual>,
+        socket: std::net::TcpListener,
+    ) -> std::io::Result<(Self, impl Future<Output = ()> + Send + 'static)> {
+        socket.set_nonblocking(true)?;
+        let (address, socket) = (socket.local_addr()?, Arc::new(socket));
+        let own = ReplicaId(RandomState::new().hash_one(std::process::id()));
+        fleet.replicas.begin(own);
+        let tls = ArcSwapOption::from_pointee(tls);
+        if tls.load().is_none() && !address.ip().is_loopback() {
+            tracing::warn!(%address, "replicas are heard without TLS: any host that can connect is believed; set replicas.certificate, private_key and ca, or let only replicas reach this port");
+        }
+        tracing::info!(replica = shown(own), %address, cluster = config.cluster, "listening for other replicas");
+        let (peers, seeds) = watch::channel(config.peers.clone());
+        let (outboxes, greeted) = (Mutex::default(), AtomicBool::new(false));
+        let started = Instant::now();
+        let shared = Arc::new(Shared { fleet, own, config, tls, started, outboxes, greeted });
+        let exchange = Self { address, shared: Arc::clone(&shared), peers };
+        let work = async move {
+            let (found, members) = watch::channel(members::Members::new());
+            let found = Arc::new(found);
+            tokio::join!(
+                persist("finding replicas", || members::find(seeds.clone(), Arc::clone(&found))),
+                persist("telling replicas", || teller::tell(Arc::clone(&shared))),
+                persist("connecting to replicas", || dial::connect(Arc::clone(&shared), members.clone())),
+                persist("hearing replicas", || listen::listen(Arc::clone(&shared), Arc::clone(&socket))),
+            );
+        };
+        Ok((exchange, work))
+    }
+
+    /// Replaces the addresses of other replicas, and the certificates for new connections.
+    pub fn configure(&self, config: &Replicas, tls: Option<Mutual>) {
+        self.shared.tls.store(tls.map(Arc::new));
+        self.peers.send_if_modified(|peers| {
+            let differs = *peers != config.peers;
+            peers.clone_from(&config.peers);
+            differs
+        });
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn hello(&self) -> Hello {
+        let age = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Hello::new(self.own, &self.config.cluster, age)
+    }
+
+    fn outboxes(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, Arc<Outbox>>> {
+        self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An outbox for news to a replica, which gets everything first; none if there is one.
+    fn open_outbox(self: &Arc<Self>, replica: ReplicaId) -> Option<OpenOutbox> {
+        let outbox = Arc::new(Outbox::default());
+        let mut outboxes = self.outboxes();
+        if outboxes.contains_key(&replica) {
+            return None;
+        }
+        outboxes.insert(replica, Arc::clone(&outbox));
+        self.greeted.store(true, Ordering::Relaxed);
+        Some(OpenOutbox { shared: Arc::clone(self), replica, outbox })
+    }
+
+    fn count(&self, direction: &'static str, bytes: usize) {
+        let label = DirectionLabel { direction };
+        self.fleet.metrics.replicas.replica_bytes.get_or_create(&label).inc_by(bytes as u64);
+    }
+}
+
+/// The outbox of a connection; it is closed when it is dropped.
+struct OpenOutbox {
+    shared: Arc<Shared>,
+    replica: ReplicaId,
+    outbox: Arc<Outbox>,
+}
+
+impl Drop for OpenOutbox {
+    fn drop(&mut self) {
+        self.shared.outboxes().remove(&self.replica);
+    }
+}
+
+/// A pause between half of `pause` and `pause`, so that replicas that start together do not act together.
+fn jittered(pause: Duration) -> Duration {
+    let unit = (RandomState::new().hash_one(pause) >> 11) as f64 / (1_u64 << 53) as f64;
+    pause.mul_f64(0.5 + unit / 2.0)
+}

@@ -1,0 +1,223 @@
+//! News that waits to be sent to one replica: bounded, and the latest wins.
+//!
+//! Loads are totals, so a later one replaces an earlier one. Marks are sent once: beyond a limit they are left out, and
+//! counted.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvlane_core::block::BlockHash;
+use kvlane_core::replica::Share;
+use kvlane_wire::replica::News;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Most marks that wait.
+const MARKS_MAX: usize = 1 << 15;
+/// Bytes of a mark in a frame.
+const MARK_BYTES: f64 = 8.0;
+/// Share of a second's bytes that marks leave to loads.
+const LOADS_SHARE: f64 = 0.25;
+
+/// The news for one replica.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    pending: Mutex<Pending>,
+    filled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    pools: BTreeMap<Arc<str>, OfPool>,
+    marks: usize,
+}
+
+/// The news of one router.
+#[derive(Debug, Default)]
+struct OfPool {
+    number: u64,
+    shares: BTreeMap<Arc<str>, Share>,
+    block_tokens: u32,
+    prompts: Vec<(Arc<str>, Vec<BlockHash>)>,
+}
+
+/// Bytes that may be sent to one replica. They accrue for up to a second; what is sent beyond is waited for.
+#[derive(Debug)]
+pub(super) struct Budget {
+    per_second: f64,
+    bytes: f64,
+    at: Instant,
+}
+
+// === impl Outbox ===
+
+impl Outbox {
+    /// Adds news; that of all endpoints replaces all earlier loads. Returns how many marks were left out.
+    pub(super) fn put(&self, news: &News, all: bool) -> usize {
+        let mut pending = self.pending();
+        let Pending { pools, marks } = &mut *pending;
+        let waiting = pools.entry(Arc::clone(&news.pool)).or_default();
+        waiting.number = news.number;
+        if all {
+            waiting.shares.clear();
+        }
+        waiting.shares.extend(news.shares.iter().map(|(name, share)| (Arc::clone(name), *share)));
+        let mut shed = 0;
+        if waiting.block_tokens != news.block_tokens {
+            waiting.block_tokens = news.block_tokens;
+            shed = waiting.prompts.drain(..).map(|(_, marks)| marks.len()).sum();
+            *marks -= shed;
+        }
+        for (name, told) in &news.prompts {
+            let kept = told.len().min(MARKS_MAX - *marks);
+            *marks += kept;
+            shed += told.len() - kept;
+            if kept > 0 {
+                waiting.prompts.push((Arc::clone(name), told[..kept].to_vec()));
+            }
+        }
+        drop(pending);
+        self.filled.notify_one();
+        shed
+    }
+
+    /// Waits until there is news.
+    pub(super) async fn filled(&self) {
+        while self.pending().pools.is_empty() {
+            self.filled.notified().await;
+        }
+    }
+
+    /// Takes all news, with at most `marks_max` marks. Also returns how many marks were left out.
+    pub(super) fn take(&self, marks_max: usize) -> (Vec<News>, usize) {
+        let Pending { pools, marks } = std::mem::take(&mut *self.pending());
+        let mut left = marks_max;
+        let news = pools.into_iter().map(|(pool, OfPool { number, shares, block_tokens, mut prompts })| {
+            for (_, marks) in &mut prompts {
+                marks.truncate(left);
+                left -= marks.len();
+            }
+            prompts.retain(|(_, marks)| !marks.is_empty());
+            News { pool, number, shares: shares.into_iter().collect(), block_tokens, prompts }
+        });
+        (news.collect(), marks.saturating_sub(marks_max))
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    /// A budget of a whole second.
+    pub(super) fn new(bytes_per_second: u64, now: Instant) -> Self {
+        let per_second = bytes_per_second as f64;
+        Self { per_second, bytes: per_second, at: now }
+    }
+
+    /// Bytes were sent.
+    pub(super) fn spend(&mut self, now: Instant, bytes: usize) {
+        self.accrue(now);
+        self.bytes -= bytes as f64;
+    }
+
+    /// Time until something may be sent.
+    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+        self.accrue(now);
+        Duration::from_secs_f64((-self.bytes / self.per_second).max(0.0))
+    }
+
+    /// Marks that may be sent: they leave some bytes to loads.
+    pub(super) fn marks(&mut self, now: Instant) -> usize {
+        self.accrue(now);
+        // The cast saturates.
+        ((self.bytes - self.per_second * LOADS_SHARE) / MARK_BYTES) as usize
+    }
+
+    fn accrue(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.bytes = (self.bytes + passed * self.per_second).min(self.per_second);
+        self.at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::load::InFlight;
+
+    use super::*;
+
+    fn share(requests: u32) -> Share {
+        Share { in_flight: InFlight { requests, ..InFlight::default() }, placed_s: 0.0 }
+    }
+
+    fn news(number: u64, shares: &[(&str, u32)], marks: usize) -> News {
+        let shares = shares.iter().map(|(name, requests)| ((*name).into(), share(*requests))).collect();
+        let prompts =
+            if marks == 0 { Vec::new() } else { vec![("a".into(), vec![BlockHash(number); marks])] };
+        News { pool: "m".into(), number, shares, block_tokens: 16, prompts }
+    }
+
+    fn loads(news: &News) -> Vec<(&str, u32)> {
+        news.shares.iter().map(|(name, share)| (&**name, share.in_flight.requests)).collect()
+    }
+
+    /// Invariant: A replica that reads nothing takes bounded memory, and then hears the latest loads.
+    #[test]
+    fn the_latest_loads_win_and_marks_are_bounded() {
+        let outbox = Outbox::default();
+        let mut shed = 0;
+        for number in 1..=1000 {
+            let loads = [("a", number as u32), ("b", 7)];
+            shed += outbox.put(&news(number, &loads[..1 + usize::from(number == 3)], 100), false);
+        }
+        assert_eq!(shed, 100_000 - MARKS_MAX);
+        let (taken, left_out) = outbox.take(MARKS_MAX);
+        assert_eq!((taken.len(), taken[0].number, left_out), (1, 1000, 0));
+        assert_eq!(loads(&taken[0]), [("a", 1000), ("b", 7)]);
+        assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).sum::<usize>(), MARKS_MAX);
+        assert_eq!(outbox.take(MARKS_MAX), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn news_of_all_endpoints_drops_those_that_have_left() {
+        let outbox = Outbox::default();
+        outbox.put(&news(1, &[("a", 1), ("gone", 2)], 0), false);
+        outbox.put(&news(2, &[("a", 3)], 0), true);
+        assert_eq!(loads(&outbox.take(0).0[0]), [("a", 3)]);
+    }
+
+    #[test]
+    fn marks_without_budget_are_left_out_and_loads_are_not() {
+        let outbox = Outbox::default();
+        outbox.put(&news(1, &[("a", 1)], 10), false);
+        outbox.put(&news(2, &[("a", 2)], 10), false);
+        let (taken, left_out) = outbox.take(13);
+        assert_eq!((loads(&taken[0]), left_out), (vec![("a", 2)], 7));
+        assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>(), [10, 3]);
+        outbox.put(&news(3, &[], 10), false);
+        outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false);
+        let (taken, _) = outbox.take(100);
+        assert_eq!(
+            taken[0].prompts,
+            [("a".into(), vec![BlockHash(4)])],
+            "marks of other blocks are of no use"
+        );
+    }
+
+    #[test]
+    fn bytes_accrue_for_a_second() {
+        let start = Instant::now();
+        let mut budget = Budget::new(1000, start);
+        assert_eq!((budget.marks(start), budget.pause(start)), (93, Duration::ZERO));
+        budget.spend(start, 900);
+        assert_eq!((budget.marks(start), budget.pause(start)), (0, Duration::ZERO));
+        budget.spend(start, 600);
+        assert_eq!(budget.pause(start), Duration::from_millis(500));
+        let later = start + Duration::from_secs(3600);
+        assert_eq!((budget.marks(later), budget.pause(later)), (93, Duration::ZERO));
+    }
+}

@@ -1,0 +1,154 @@
+//! The other replicas of the gateway, as this one knows them: which were heard when, and how warm it started.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvlane_core::replica::{LEASE, ReplicaId};
+use kvlane_core::time::Nanos;
+use serde_json::{Value, json};
+
+/// Time without news after which a replica is no longer listed.
+const LISTED_FOR: Nanos = Nanos::from_secs(60);
+/// Most replicas that are listed.
+const LISTED_MAX: usize = 256;
+
+/// The other replicas.
+#[derive(Debug, Default)]
+pub struct Replicas(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// This replica; none if it exchanges nothing.
+    own: Option<ReplicaId>,
+    heard: BTreeMap<ReplicaId, Heard>,
+    snapshot: Snapshot,
+    /// Why a peer cannot be told anything, by its address.
+    problems: BTreeMap<String, String>,
+}
+
+/// Another replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// From where it connected.
+    pub address: IpAddr,
+    /// When it was last heard.
+    pub at: Nanos,
+}
+
+/// What this replica has of another one's knowledge of the time before its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Snapshot {
+    /// No replica was reached so far.
+    #[default]
+    None,
+    /// It arrives.
+    Arriving,
+    /// It has arrived.
+    Arrived {
+        /// From which replica.
+        from: ReplicaId,
+        /// Marks of prompts.
+        marks: u64,
+    },
+}
+
+// === impl Replicas ===
+
+impl Replicas {
+    /// This gateway exchanges news of all pools that are opened from now on.
+    pub fn begin(&self, own: ReplicaId) {
+        self.state().own = Some(own);
+    }
+
+    /// Whether it does.
+    pub fn are_told(&self) -> bool {
+        self.state().own.is_some()
+    }
+
+    /// A replica was heard.
+    pub fn hear(&self, now: Nanos, replica: ReplicaId, address: IpAddr) {
+        let mut state = self.state();
+        if state.heard.len() < LISTED_MAX || state.heard.contains_key(&replica) {
+            state.heard.insert(replica, Heard { address, at: now });
+        }
+    }
+
+    /// Those that were heard lately.
+    pub fn heard(&self, now: Nanos) -> BTreeMap<ReplicaId, Heard> {
+        let mut state = self.state();
+        state.heard.retain(|_, heard| now < heard.at + LISTED_FOR);
+        state.heard.clone()
+    }
+
+    /// Those whose load counts.
+    pub fn live(&self, now: Nanos) -> usize {
+        self.heard(now).values().filter(|heard| now < heard.at + LEASE).count()
+    }
+
+    /// Sets why the peer at this address cannot be told anything. Returns whether that is another reason than before.
+    pub fn set_problem(&self, address: &str, problem: Option<String>) -> bool {
+        let mut state = self.state();
+        match problem {
+            Some(problem) if state.problems.get(address) == Some(&problem) => false,
+            Some(problem) => {
+                state.problems.insert(address.into(), problem);
+                true
+            }
+            None => state.problems.remove(address).is_some(),
+        }
+    }
+
+    /// Begins to receive a snapshot, unless there is one or it arrives.
+    pub fn begin_snapshot(&self) -> bool {
+        let mut state = self.state();
+        let begins = state.snapshot == Snapshot::None;
+        if begins {
+            state.snapshot = Snapshot::Arriving;
+        }
+        begins
+    }
+
+    /// Ends what [`Replicas::begin_snapshot`] has begun.
+    pub fn end_snapshot(&self, snapshot: Snapshot) {
+        self.state().snapshot = snapshot;
+    }
+
+    /// What there is of the time before the start.
+    pub fn snapshot(&self) -> Snapshot {
+        self.state().snapshot.clone()
+    }
+
+    /// For operators; null if nothing is exchanged.
+    pub fn describe(&self, now: Nanos) -> Value {
+        let heard = self.heard(now);
+        let state = self.state();
+        let Some(own) = state.own else { return Value::Null };
+        let peers = heard.into_iter().map(|(replica, heard)| {
+            let age = now - heard.at;
+            json!({
+                "replica": shown(replica), "address": heard.address, "age_s": age.as_secs_f64(),
+                "counts": age < LEASE,
+            })
+        });
+        let (arrived, from, marks) = match &state.snapshot {
+            Snapshot::None => ("none", None, 0),
+            Snapshot::Arriving => ("arriving", None, 0),
+            Snapshot::Arrived { from, marks } => ("arrived", Some(shown(*from)), *marks),
+        };
+        json!({
+            "replica": shown(own), "peers": peers.collect::<Vec<_>>(),
+            "snapshot": {"state": arrived, "from": from, "marks": marks},
+            "problems": state.problems,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A replica's id as in logs and labels.
+pub fn shown(replica: ReplicaId) -> String {
+    format!("{:016x}", replica.0)
+}

@@ -1,0 +1,182 @@
+//! Reads frames.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvlane_core::block::BlockHash;
+use kvlane_core::load::InFlight;
+use kvlane_core::replica::{ReplicaId, Share};
+
+use super::{
+    FRAME_BYTES_MAX, Frame, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
+};
+use crate::grpc::{FrameError, Frames};
+use crate::protobuf::{Field, Invalid, checked_fields};
+
+/// Reads one stream.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    frames: Frames,
+    names: Vec<Arc<str>>,
+    names_bytes: usize,
+}
+
+/// A frame that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// It is compressed, or too large.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// It is not a message.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A name is not UTF-8, or longer than [`NAME_BYTES_MAX`].
+    #[error("a name is longer than {NAME_BYTES_MAX} bytes, or not UTF-8")]
+    Name,
+    /// There are more names, shares or marks than allowed.
+    #[error("a frame has more {0} than allowed")]
+    TooMany(&'static str),
+    /// A number is not one that can be told.
+    #[error("{0} is out of range")]
+    Number(&'static str),
+    /// An endpoint is not in the list of names.
+    #[error("a frame names endpoint {0}, which has no name")]
+    NoName(u64),
+}
+
+// === impl Decoder ===
+
+impl Decoder {
+    /// Adds a piece of the stream. All frames of the piece before must have been taken.
+    pub fn push(&mut self, piece: Bytes) {
+        self.frames.push(piece);
+    }
+
+    /// The next complete frame.
+    ///
+    /// # Errors
+    /// The frame cannot be read. The rest of the stream is of no use.
+    pub fn next(&mut self) -> Result<Option<Frame>, DecodeError> {
+        let Some(message) = self.frames.next(FRAME_BYTES_MAX)? else { return Ok(None) };
+        let mut frame = Frame::Unknown;
+        for field in checked_fields(&message) {
+            match field? {
+                (1, Field::Bytes(hello)) => frame = Frame::Hello(read_hello(hello)?),
+                (2, Field::Bytes(news)) => frame = Frame::News(self.read_news(news)?),
+                _ => {}
+            }
+        }
+        Ok(Some(frame))
+    }
+
+    fn read_news(&mut self, message: &[u8]) -> Result<News, DecodeError> {
+        let mut news = News::default();
+        let mut marks_left = MARKS_MAX;
+        for field in checked_fields(message) {
+            match field? {
+                (1, Field::Bytes(pool)) => news.pool = name(pool)?.into(),
+                (2, Field::Number(number)) => news.number = number,
+                (3, Field::Number(anew)) if anew != 0 => {
+                    (self.names, self.names_bytes) = (Vec::new(), 0);
+                }
+                (4, Field::Bytes(bytes)) => self.add_name(name(bytes)?)?,
+                (5, Field::Bytes(share)) => {
+                    if news.shares.len() == SHARES_MAX {
+                        return Err(DecodeError::TooMany("shares"));
+                    }
+                    news.shares.push(self.read_share(share)?);
+                }
+                (6, Field::Number(tokens)) => news.block_tokens = small("block_tokens", tokens)?,
+                (7, Field::Bytes(prompt)) => {
+                    let prompt = self.read_prompt(prompt)?;
+                    let left =
+                        marks_left.checked_sub(prompt.1.len()).filter(|_| news.prompts.len() < SHARES_MAX);
+                    marks_left = left.ok_or(DecodeError::TooMany("marks"))?;
+                    news.prompts.push(prompt);
+                }
+                _ => {}
+            }
+        }
+        Ok(news)
+    }
+
+    fn add_name(&mut self, name: &str) -> Result<(), DecodeError> {
+        self.names_bytes += name.len();
+        if self.names.len() == NAMES_MAX || self.names_bytes > NAMES_BYTES_MAX {
+            return Err(DecodeError::TooMany("names"));
+        }
+        self.names.push(name.into());
+        Ok(())
+    }
+
+    fn name_of(&self, endpoint: u64) -> Result<Arc<str>, DecodeError> {
+        let named = usize::try_from(endpoint).ok().and_then(|place| self.names.get(place));
+        named.cloned().ok_or(DecodeError::NoName(endpoint))
+    }
+
+    fn read_share(&self, message: &[u8]) -> Result<(Arc<str>, Share), DecodeError> {
+        let (mut endpoint, mut placed_s) = (0, 0.0);
+        let mut load = InFlight::default();
+        for field in checked_fields(message) {
+            let (field, Field::Number(value)) = field? else { continue };
+            match field {
+                1 => endpoint = value,
+                2 => load.requests = small("requests", value)?,
+                3 => load.prefilling = small("prefilling", value)?,
+                4 => load.moving = small("moving", value)?,
+                5 => load.prefill_tokens = value,
+                6 => load.prefill_pairs = value,
+                7 => load.context_tokens = value,
+                8 => placed_s = f64::from_bits(value),
+                _ => {}
+            }
+        }
+        if !(placed_s.is_finite() && placed_s >= 0.0) {
+            return Err(DecodeError::Number("placed_s"));
+        }
+        Ok((self.name_of(endpoint)?, Share { in_flight: load, placed_s }))
+    }
+
+    fn read_prompt(&self, message: &[u8]) -> Result<(Arc<str>, Vec<BlockHash>), DecodeError> {
+        let (mut endpoint, mut marks) = (0, Vec::new());
+        for field in checked_fields(message) {
+            match field? {
+                (1, Field::Number(value)) => endpoint = value,
+                (2, Field::Bytes(bytes)) => {
+                    let (whole, rest) = bytes.as_chunks::<8>();
+                    if !rest.is_empty() {
+                        return Err(Invalid.into());
+                    }
+                    marks.extend(whole.iter().map(|mark| BlockHash(u64::from_le_bytes(*mark))));
+                }
+                _ => {}
+            }
+        }
+        Ok((self.name_of(endpoint)?, marks))
+    }
+}
+
+fn read_hello(message: &[u8]) -> Result<Hello, DecodeError> {
+    let mut hello =
+        Hello { version: 0, readable_from: 0, replica: ReplicaId(0), cluster: String::new(), age_ms: 0 };
+    for field in checked_fields(message) {
+        match field? {
+            (1, Field::Number(version)) => hello.version = version,
+            (2, Field::Number(version)) => hello.readable_from = version,
+            (3, Field::Number(replica)) => hello.replica = ReplicaId(replica),
+            (4, Field::Bytes(cluster)) => hello.cluster = name(cluster)?.to_owned(),
+            (5, Field::Number(age_ms)) => hello.age_ms = age_ms,
+            _ => {}
+        }
+    }
+    Ok(hello)
+}
+
+fn name(bytes: &[u8]) -> Result<&str, DecodeError> {
+    let short = Some(bytes).filter(|bytes| bytes.len() <= NAME_BYTES_MAX);
+    short.and_then(|bytes| std::str::from_utf8(bytes).ok()).ok_or(DecodeError::Name)
+}
+
+fn small(what: &'static str, value: u64) -> Result<u32, DecodeError> {
+    u32::try_from(value).map_err(|_| DecodeError::Number(what))
+}

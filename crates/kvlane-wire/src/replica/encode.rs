@@ -1,0 +1,139 @@
+//! Writes frames.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvlane_core::block::BlockHash;
+use kvlane_core::replica::Share;
+
+use super::{
+    FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
+};
+use crate::grpc::frame;
+use crate::protobuf::Message;
+
+/// Writes the news of one stream.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    /// The place of each name in the list.
+    names: HashMap<Arc<str>, u64>,
+    names_bytes: usize,
+}
+
+/// News in the making, which fits into one frame.
+#[derive(Default)]
+struct Part<'a> {
+    names_anew: bool,
+    names: Vec<Arc<str>>,
+    names_bytes: usize,
+    shares: Vec<(u64, &'a Share)>,
+    prompts: Vec<(u64, &'a [BlockHash])>,
+    marks: usize,
+}
+
+/// Appends a hello.
+pub fn hello(out: &mut Vec<u8>, hello: &Hello) {
+    frame(out, |message| {
+        message.message(1, |message| {
+            message.number(1, hello.version);
+            message.number(2, hello.readable_from);
+            message.fixed64(3, hello.replica.0);
+            message.bytes(4, hello.cluster.as_bytes());
+            message.number(5, hello.age_ms);
+        });
+    });
+}
+
+// === impl Encoder ===
+
+impl Encoder {
+    /// Appends news, in one frame at least. Endpoints with names longer than [`NAME_BYTES_MAX`] are left out.
+    pub fn news(&mut self, news: &News, out: &mut Vec<u8>) {
+        let mut part = Part::default();
+        for (name, share) in news.shares.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
+            if part.shares.len() == SHARES_MAX || part.names_bytes + name.len() > FRAME_NAMES_BYTES_MAX {
+                std::mem::take(&mut part).write(news, out);
+            }
+            let endpoint = self.place(name, news, &mut part, out);
+            part.shares.push((endpoint, share));
+        }
+        for (name, marks) in news.prompts.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
+            for marks in marks.chunks(MARKS_MAX / 2) {
+                let is_full = part.marks + marks.len() > MARKS_MAX || part.prompts.len() == SHARES_MAX;
+                if is_full || part.names_bytes + name.len() > FRAME_NAMES_BYTES_MAX {
+                    std::mem::take(&mut part).write(news, out);
+                }
+                let endpoint = self.place(name, news, &mut part, out);
+                part.marks += marks.len();
+                part.prompts.push((endpoint, marks));
+            }
+        }
+        part.write(news, out);
+    }
+
+    /// The place of a name in the list, to which it is added if it is not there. A full list begins anew, in a frame
+    /// of its own.
+    fn place<'a>(&mut self, name: &Arc<str>, news: &News, part: &mut Part<'a>, out: &mut Vec<u8>) -> u64 {
+        if let Some(place) = self.names.get(name) {
+            return *place;
+        }
+        if self.names.len() == NAMES_MAX || self.names_bytes + name.len() > NAMES_BYTES_MAX {
+            std::mem::replace(part, Part { names_anew: true, ..Part::default() }).write(news, out);
+            *self = Self::default();
+        }
+        let place = self.names.len() as u64;
+        self.names.insert(Arc::clone(name), place);
+        self.names_bytes += name.len();
+        part.names.push(Arc::clone(name));
+        part.names_bytes += name.len();
+        place
+    }
+}
+
+// === impl Part ===
+
+impl Part<'_> {
+    fn write(self, news: &News, out: &mut Vec<u8>) {
+        frame(out, |message| {
+            message.message(2, |message| {
+                message.bytes(1, news.pool.as_bytes());
+                number(message, 2, news.number);
+                number(message, 3, self.names_anew.into());
+                self.names.iter().for_each(|name| message.bytes(4, name.as_bytes()));
+                for (endpoint, share) in &self.shares {
+                    message.message(5, |message| write_share(message, *endpoint, share));
+                }
+                if !self.prompts.is_empty() {
+                    number(message, 6, news.block_tokens.into());
+                }
+                for (endpoint, marks) in &self.prompts {
+                    message.message(7, |message| {
+                        number(message, 1, *endpoint);
+                        let marks: Vec<u8> = marks.iter().flat_map(|mark| mark.0.to_le_bytes()).collect();
+                        message.bytes(2, &marks);
+                    });
+                }
+            });
+        });
+    }
+}
+
+fn write_share(message: &mut Message, endpoint: u64, share: &Share) {
+    let load = &share.in_flight;
+    number(message, 1, endpoint);
+    number(message, 2, load.requests.into());
+    number(message, 3, load.prefilling.into());
+    number(message, 4, load.moving.into());
+    number(message, 5, load.prefill_tokens);
+    number(message, 6, load.prefill_pairs);
+    number(message, 7, load.context_tokens);
+    if share.placed_s != 0.0 {
+        message.fixed64(8, share.placed_s.to_bits());
+    }
+}
+
+fn number(message: &mut Message, field: u64, value: u64) {
+    if value != 0 {
+        message.number(field, value);
+    }
+}
