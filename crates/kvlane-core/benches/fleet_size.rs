@@ -105,7 +105,8 @@ fn look_up_us(endpoints: usize, count: usize) -> f64 {
         let held = &chain(prefix, 0)[..HELD];
         holders(endpoints, count, prefix).for_each(|id| index.insert(Nanos(1), held, id));
     }
-    let chains: Vec<_> = (0..PREFIXES).map(|n| chain(if count < endpoints { n } else { 0 }, n as u64)).collect();
+    let chains: Vec<_> =
+        (0..PREFIXES).map(|n| chain(if count < endpoints { n } else { 0 }, n as u64)).collect();
     let mut overlap = Overlap::default();
     median_us(|n| index.lookup(Nanos(2), black_box(&chains[n as usize % PREFIXES]), &mut overlap))
 }
@@ -122,7 +123,8 @@ fn decide_us(endpoints: usize, count: usize, splits: bool) -> f64 {
     median_us(|n| {
         out.clear();
         let (id, leg) = (RequestId(FIRST_ID + 2 * n), RequestId(FIRST_ID + 2 * n + 1));
-        let request = SchedulingRequest { leg: splits.then_some(leg), ..SchedulingRequest::new(id, PROMPT_TOKENS) };
+        let request =
+            SchedulingRequest { leg: splits.then_some(leg), ..SchedulingRequest::new(id, PROMPT_TOKENS) };
         let (at, overlap) = (Nanos::from_secs(60) + Nanos(n), overlaps[n as usize % 8].clone());
         scheduler.step(at, Input::Arrived { request, overlap, block_tokens: BLOCK_TOKENS }, &mut out);
         assert!(matches!(out[..], [Output::Dispatch { .. }]));
@@ -147,7 +149,8 @@ fn arrive_us(endpoints: usize, count: usize) -> f64 {
         let held = &chain(prefix, 0)[..HELD];
         holders(endpoints, count, prefix).for_each(|id| router.learn(Nanos(1), RequestId(0), held, id));
     }
-    let mut chains: Vec<_> = (0..).map(|n| chain(n as usize % kinds, n)).take(ROUNDS * DECISIONS as usize).collect();
+    let mut chains: Vec<_> =
+        (0..).map(|n| chain(n as usize % kinds, n)).take(ROUNDS * DECISIONS as usize).collect();
     let mut scratch = Scratch::default();
     median_us(|n| {
         out.clear();
@@ -174,7 +177,7 @@ fn memory(endpoints: usize) -> f64 {
 fn main() {
     let mut only = std::env::args().skip(1).filter_map(|arg| arg.parse::<usize>().ok());
     let (size, held) = (only.next(), only.next());
-    let mut say = |row: String| _ = writeln!(std::io::stdout(), "{row}");
+    let say = |row: String| _ = writeln!(std::io::stdout(), "{row}");
     say("endpoints,holders,look up,decide,arrive,split".into());
     for endpoints in [8, 256, 1000, 10_000].into_iter().filter(|&n| size.is_none_or(|only| only == n)) {
         for count in [0, 3, 50, endpoints].into_iter().filter(|&n| held.is_none_or(|only| only == n)) {
