@@ -100,7 +100,7 @@ pub struct Receipt {
     pub placement: Placement,
     /// The rows that the policy saw, at most [`ROWS_MAX`], always including the picked one.
     pub rows: Vec<ReceiptRow>,
-    /// Number of rows omitted.
+    /// Number of rows omitted, and of endpoints that the policy had no need to see.
     pub rows_left_out: u32,
     /// The cheapest ways to split the request, the cheapest first; empty where the policy priced none.
     pub pairs: Vec<ReceiptPair>,
@@ -187,7 +187,7 @@ impl Receipts {
         request: &SchedulingRequest,
         output_tokens: u32,
         placement: Placement,
-        candidates: &[Candidate],
+        (candidates, unseen): (&[Candidate], u32),
         (costs, priced): (&[f64], &[PairCost]),
     ) {
         let oldest = if self.ring.len() >= self.kept_max { self.ring.pop_front() } else { None };
@@ -200,7 +200,7 @@ impl Receipts {
             cost,
             terms,
         }));
-        let mut left_out = 0;
+        let mut left_out = unseen;
         for (candidate, &cost) in candidates.iter().zip(costs) {
             if rows.len() >= self.rows_max - 1 && candidate.endpoint != placement.endpoint {
                 left_out += 1;

@@ -89,12 +89,16 @@ pub struct Endpoint {
 #[derive(Debug, Default)]
 pub struct Pool {
     slots: Vec<Slot>,
+    /// Slots whose endpoint may have changed since [`Pool::take_changed`].
+    changed: Vec<u16>,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     generation: u16,
     endpoint: Option<Endpoint>,
+    /// Whether it is among the changed slots.
+    changed: bool,
 }
 
 // === impl Endpoint ===
@@ -122,7 +126,7 @@ impl Pool {
     /// Adds an empty slot with the generation of `id`. Slots must be added in order.
     pub(crate) fn skip(&mut self, id: EndpointId) {
         if id.slot() == self.slots.len() {
-            self.slots.push(Slot { generation: (id.0 >> 16) as u16, endpoint: None });
+            self.slots.push(Slot { generation: (id.0 >> 16) as u16, ..Slot::default() });
         }
     }
 
@@ -167,6 +171,33 @@ impl Pool {
             back_since: None,
             was_healthy: false,
         });
+        self.note_change(id.slot());
+    }
+
+    /// Notes that the endpoint in a slot has changed.
+    pub(crate) fn note_change(&mut self, slot: usize) {
+        if let Some(of) = self.slots.get_mut(slot)
+            && !std::mem::replace(&mut of.changed, true)
+        {
+            self.changed.push(slot as u16);
+        }
+    }
+
+    /// A slot whose endpoint may have changed since it was last returned, and the endpoint.
+    pub(crate) fn take_changed(&mut self) -> Option<(usize, Option<&Endpoint>)> {
+        let slot = usize::from(self.changed.pop()?);
+        self.slots[slot].changed = false;
+        Some((slot, self.slots[slot].endpoint.as_ref()))
+    }
+
+    /// The number of slots.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The endpoint in a slot.
+    pub(crate) fn at(&self, slot: usize) -> Option<&Endpoint> {
+        self.slots.get(slot)?.endpoint.as_ref()
     }
 
     /// Removes an endpoint; its id is not reused.
@@ -175,6 +206,7 @@ impl Pool {
             let slot = &mut self.slots[id.slot()];
             slot.endpoint = None;
             slot.generation = slot.generation.wrapping_add(1);
+            self.note_change(id.slot());
         }
     }
 
@@ -184,6 +216,7 @@ impl Pool {
     }
 
     pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.note_change(id.slot());
         self.slots.get_mut(id.slot())?.endpoint.as_mut().filter(|endpoint| endpoint.id == id)
     }
 
@@ -192,6 +225,7 @@ impl Pool {
         self.slots.iter().filter_map(|slot| slot.endpoint.as_ref())
     }
 
+    /// All endpoints in slot order. Changes must be [noted](Pool::note_change).
     pub(crate) fn endpoints_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
         self.slots.iter_mut().filter_map(|slot| slot.endpoint.as_mut())
     }

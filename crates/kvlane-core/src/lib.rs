@@ -12,6 +12,7 @@ pub mod breaker;
 pub mod budget;
 pub mod busy;
 pub mod cache_accuracy;
+mod columns;
 pub mod config;
 mod decaying_counter;
 pub mod decision;

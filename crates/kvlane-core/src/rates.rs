@@ -5,6 +5,8 @@
 //! endpoints without own measurements. So mixed GPUs, slow nodes and throttled nodes get their own rates, and an
 //! unconfigured machine is known after a few dozen answers.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::load::InFlight;
@@ -157,8 +159,20 @@ impl Factor {
 
     /// The factor; the pool's if there are no samples or the difference is within noise.
     pub(crate) fn or(&self, pool: &Self) -> f64 {
-        let ratio = self.value / pool.value;
-        if self.samples == 0 || (1.0 / ALIKE..ALIKE).contains(&ratio) { pool.value } else { self.value }
+        match self.own() {
+            own if own < pool.alike().start || own >= pool.alike().end => self.value,
+            _ => pool.value,
+        }
+    }
+
+    /// The factor in single precision, NaN without samples.
+    fn own(&self) -> f32 {
+        if self.samples == 0 { f32::NAN } else { self.value as f32 }
+    }
+
+    /// The factors of endpoints that use this one, their pool's.
+    fn alike(&self) -> Range<f32> {
+        (self.value / ALIKE) as f32..(self.value * ALIKE) as f32
     }
 }
 
@@ -168,6 +182,16 @@ impl Pace {
     /// Whether enough answers have been measured for prefill speed.
     pub(crate) fn is_learned(&self) -> bool {
         self.prefill.samples >= LEARNED_SAMPLES
+    }
+
+    /// Its factors for prefill and decoding in single precision, NaN without samples.
+    pub(crate) fn own(&self) -> (f32, f32) {
+        (self.prefill.own(), self.decode.own())
+    }
+
+    /// As the pace of a pool: its factors for prefill and decoding, and the range of those that count as the same.
+    pub(crate) fn alike(&self) -> [(f64, Range<f32>); 2] {
+        [&self.prefill, &self.decode].map(|factor| (factor.value, factor.alike()))
     }
 
     /// The rates of an endpoint with this pace, in a pool with pace `pool` and base rates `rates`.

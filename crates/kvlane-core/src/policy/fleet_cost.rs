@@ -53,9 +53,12 @@
 //! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
 //! slower machines too, which improves the mean and worsens the longest waits.
 
+mod shortlist;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
+use crate::columns::{Column, Fleet};
 use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
@@ -134,6 +137,9 @@ pub struct FleetCost {
     work: ByEndpoint<Work>,
     /// Seconds for which prompts placed on each endpoint keep it from decoding.
     stalls: ByEndpoint<Work>,
+    /// `work` once more, for [`Policy::shortlist`], and its prices: those of a chunk, and the least of them.
+    work_columns: shortlist::WorkColumns,
+    costs: Vec<(Column, f32)>,
 }
 
 /// Share of prompt tokens that had been sent before, as decaying sums.
@@ -257,12 +263,24 @@ pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tok
         + DECODE_WORTH * output_tokens.min(usual_output_tokens) * (with_s - before_s) * f64::from(requests)
 }
 
+/// The most prompt tokens that one of these endpoints was sent before.
+fn seen_tokens(candidates: &[Candidate]) -> u32 {
+    candidates.iter().map(Candidate::sent_tokens).max().unwrap_or(0)
+}
+
 // === impl FleetCost ===
 
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { without: config.without, again: Again::default(), work: ByEndpoint::default(), stalls: ByEndpoint::default() }
+        Self {
+            without: config.without,
+            again: Again::default(),
+            work: ByEndpoint::default(),
+            stalls: ByEndpoint::default(),
+            work_columns: shortlist::WorkColumns::default(),
+            costs: Vec::new(),
+        }
     }
 
     fn work_s(&self, id: EndpointId, now: Nanos) -> f64 {
@@ -281,15 +299,13 @@ impl FleetCost {
         f64::from(u8::from(self.without != Some(term)))
     }
 
-    /// The weights of a decision, and the most prompt tokens that an endpoint was sent before.
-    fn terms<'a>(&self, cx: &PickContext<'a>, candidates: &[Candidate]) -> (u32, Terms<'a>) {
+    /// The weights of a decision. `seen_tokens` are the most prompt tokens that an endpoint was sent before.
+    fn terms<'a>(&self, cx: &PickContext<'a>, seen_tokens: u32) -> Terms<'a> {
         let (output_tokens, usual) = (f64::from(cx.output_tokens), cx.usual_output_tokens);
-        let sent = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens));
-        let seen_tokens = sent.max().unwrap_or(0);
         let is_new = u64::from(seen_tokens) * 2 < u64::from(cx.request.prompt_tokens);
         let (share, believed) = self.again.shares();
         let uses = believed / (1.0 - believed);
-        let terms = Terms {
+        Terms {
             request: cx.request,
             now: cx.now,
             output_tokens,
@@ -301,8 +317,7 @@ impl FleetCost {
             behind: self.weight(Term::Behind) * BEHIND,
             again: self.weight(Term::Again) * share / (1.0 - share),
             new_prefix: if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 },
-        };
-        (seen_tokens, terms)
+        }
     }
 
     /// Adds a placed request to the reuse share and to the work of its endpoints, which it returns.
@@ -335,7 +350,9 @@ impl FleetCost {
 
     fn add_work(&mut self, id: EndpointId, now: Nanos, added_s: f64) {
         let secs = self.work_s(id, now) + added_s;
-        *self.work.get_or_insert(id, Work::default) = Work { secs, at: now };
+        let work = Work { secs, at: now };
+        *self.work.get_or_insert(id, Work::default) = work;
+        self.work_columns.set(id, work);
     }
 }
 
@@ -447,7 +464,8 @@ impl Best {
 impl Policy for FleetCost {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
-        let (seen_tokens, terms) = self.terms(cx, candidates);
+        let seen_tokens = seen_tokens(candidates);
+        let terms = self.terms(cx, seen_tokens);
         let row = cx.cheapest(candidates, |row| terms.alone_s(row, |id| self.work_s(id, terms.now)));
         cx.work = self.placed(&terms, seen_tokens, &candidates[row], None);
         row
@@ -455,7 +473,8 @@ impl Policy for FleetCost {
 
     fn pick_split(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate], pairs: Pairs<'_>) -> Option<Pick> {
         cx.reason = Reason::LowestCost;
-        let (seen_tokens, terms) = self.terms(cx, candidates);
+        let seen_tokens = seen_tokens(candidates);
+        let terms = self.terms(cx, seen_tokens);
         let terms = Terms { stall: self.weight(Term::Stall) * SPLIT_STALL_WORTH, may_split: true, ..terms };
         let work = |id| self.work_s(id, terms.now);
         let interrupted_s = |row: &Candidate| {
@@ -504,6 +523,14 @@ impl Policy for FleetCost {
         self.add_stall(&terms, prefill.unwrap_or(&candidates[pick.row]));
         cx.work = self.placed(&terms, seen_tokens, &candidates[pick.row], prefill);
         Some(pick)
+    }
+
+    fn shortlist(&mut self, cx: &mut PickContext<'_>, fleet: &Fleet<'_>, listed: &mut Vec<u16>) {
+        self.list(cx, fleet, listed);
+    }
+
+    fn has_shortlist(&self) -> bool {
+        true
     }
 
     fn placed_elsewhere(&mut self, now: Nanos, endpoint: EndpointId, work_s: f64) {

@@ -13,6 +13,7 @@ use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cache_accuracy::{Knowledge, Prediction};
+use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
 use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
@@ -49,6 +50,11 @@ impl Candidate {
         let prediction = Prediction { exact: 0, approximate: overlap_tokens };
         let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
         Self { endpoint, overlap_tokens, knowledge, prediction, part: Part::default(), load, rates }
+    }
+
+    /// Leading prompt tokens that it was sent before.
+    pub(crate) fn sent_tokens(&self) -> u32 {
+        self.prediction.approximate.max(self.overlap_tokens)
     }
 
     /// Prompt tokens that it would have to compute for `request`.
@@ -327,6 +333,17 @@ pub trait Policy: Send {
     ) -> Option<Pick> {
         let _ = (cx, candidates, pairs);
         None
+    }
+
+    /// Whether it needs to see only some rows of a large fleet: those on its [shortlist](Policy::shortlist).
+    fn has_shortlist(&self) -> bool {
+        false
+    }
+
+    /// Appends to `listed` the slots of the endpoints of `fleet` that it would pick for a whole request. The table of
+    /// candidates then has these and the endpoints that accept requests under conditions, if they accept this one.
+    fn shortlist(&mut self, cx: &mut PickContext<'_>, fleet: &Fleet<'_>, listed: &mut Vec<u16>) {
+        let _ = (cx, fleet, listed);
     }
 
     /// The same policy in another replica has given an endpoint work, in seconds as of [`PickContext::work`].

@@ -90,7 +90,7 @@ impl Scheduler {
             // A retry does not displace a queued request.
             let can_wait = if again { self.queue.has_room() } else { self.config.queue_size > 0 };
             let or_else = if can_wait { IfNoneAvailable::Wait } else { IfNoneAvailable::TryLeastBad };
-            fit = Some(self.fill_rows(now, request, overlap, or_else));
+            fit = Some(self.fill_candidates(now, request, overlap, or_else));
         }
         if fit == Some(Choice::NoEndpoint) {
             return self.refuse(now, request, false, Rejection::NoEndpoint, out);
@@ -132,6 +132,7 @@ impl Scheduler {
     ) {
         let request = &waiting.request;
         let busy = self.is_full() || self.queued() > 0;
+        self.shortlist.left_out = 0;
         let fit = if busy {
             Choice::NoEndpoint
         } else {
@@ -274,7 +275,7 @@ impl Scheduler {
         // The request may have been cancelled meanwhile.
         let Some(Dequeued { waiting, lane, place }) = self.dequeued.remove(&request) else { return };
         self.queue_blocked = false;
-        match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
+        match self.fill_candidates(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
             Choice::Rows if !self.keep_within_slo(&waiting.request) => {
                 self.refuse(now, &waiting.request, true, Rejection::SloMissed, out)
             }

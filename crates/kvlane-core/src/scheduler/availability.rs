@@ -11,15 +11,15 @@ use super::in_flight::InFlightRequest;
 use super::{Input, Output, Scheduler};
 use crate::breaker::State;
 use crate::cache_accuracy::Prediction;
+use crate::columns::Accepts;
 use crate::endpoint::{Endpoint, EndpointId};
-use crate::policy::Candidate;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
 /// Why a healthy, non-draining endpoint does not accept a request. Ordered from the first to the last to be tried as
 /// the least bad endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Availability {
+pub(super) enum Availability {
     /// It accepts requests.
     Free,
     /// It has reached its in-flight limit.
@@ -95,11 +95,17 @@ impl Scheduler {
         self.queue_blocked = false;
         let (mut any, mut review_at) = (false, Nanos::MAX);
         let slow_start = self.config.breaker.slow_start;
+        let mut changed = Vec::new();
         for endpoint in self.pool.endpoints_mut() {
+            let was_back = endpoint.back_since.is_some();
             if endpoint.breaker.end_cooldown(now) {
+                changed.push(endpoint.id.slot());
                 out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
             }
             endpoint.back_since = endpoint.back_since.filter(|since| now < *since + slow_start);
+            if was_back && endpoint.back_since.is_none() {
+                changed.push(endpoint.id.slot());
+            }
             let until = [
                 endpoint.breaker.until(),
                 endpoint.busy.until(now),
@@ -110,6 +116,7 @@ impl Scheduler {
                 || endpoint.stalled;
             review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
         }
+        changed.into_iter().for_each(|slot| self.pool.note_change(slot));
         self.availability = AvailabilitySummary { any, review_at };
     }
 
@@ -194,7 +201,21 @@ impl Scheduler {
         self.availability.any || self.config.max_requests_per_endpoint > 0
     }
 
-    /// Fills the rows with the endpoints that accept the request, or with the least bad one.
+    /// Fills the rows with the endpoints that the policy picks among, or with the least bad one.
+    pub(super) fn fill_candidates(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        overlap: &[(EndpointId, Prediction)],
+        or: IfNoneAvailable,
+    ) -> Choice {
+        if self.fill_shortlist(now, request, overlap) {
+            return Choice::Rows;
+        }
+        self.fill_rows(now, request, overlap, or)
+    }
+
+    /// Fills the rows with all endpoints that accept the request, or with the least bad one.
     pub(super) fn fill_rows(
         &mut self,
         now: Nanos,
@@ -222,18 +243,7 @@ impl Scheduler {
             Some(&(holder, prediction)) if holder == id => prediction,
             _ => Prediction::default(),
         };
-        let row = |endpoint: &Endpoint| {
-            let prediction = predicted(endpoint.id);
-            Candidate {
-                endpoint: endpoint.id,
-                overlap_tokens: endpoint.cache_accuracy.counting(prediction),
-                knowledge: endpoint.cache_accuracy.knowledge(),
-                prediction,
-                part: endpoint.part,
-                load: endpoint.load_of_all(),
-                rates: self.learning.rates(endpoint),
-            }
-        };
+        let row = |endpoint: &Endpoint| self.learning.row(endpoint, predicted(endpoint.id));
         let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.max_requests_per_endpoint);
         let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
         let serving = || candidates().filter(|endpoint| endpoint.part.could_serve_alone());
@@ -269,7 +279,14 @@ impl Scheduler {
                 None => Choice::NoEndpoint,
             };
         } else if gated {
-            self.apply_slow_start(now, request);
+            let back_since = |id| self.pool.get(id).and_then(|endpoint| endpoint.back_since);
+            let settled = self.rows.iter().filter(|row| back_since(row.endpoint).is_none());
+            let (count, requests) = settled.fold((0u64, 0u64), |(count, requests), row| {
+                (count + 1, requests + u64::from(row.load.in_flight.requests))
+            });
+            if count < self.rows.len() as u64 {
+                self.apply_slow_start(now, request, count, requests);
+            }
         }
         for &(endpoint, _) in overlap {
             self.overlap_by_slot[endpoint.slot()] = nothing;
@@ -281,16 +298,16 @@ impl Scheduler {
     }
 
     /// Slow start: removes rows of recently recovered endpoints that have their share. The share grows from nothing to
-    /// the mean of what the other endpoints have in flight, and is at least one request. It does not apply if there are
-    /// no others, and not if the others cannot serve the request.
-    fn apply_slow_start(&mut self, now: Nanos, request: &SchedulingRequest) {
-        let back_since =
-            |row: &Candidate| self.pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since);
-        let settled = self.rows.iter().filter(|row| back_since(row).is_none());
-        let (count, requests) = settled.fold((0u64, 0u64), |(count, requests), row| {
-            (count + 1, requests + u64::from(row.load.in_flight.requests))
-        });
-        if count == 0 || count as usize == self.rows.len() {
+    /// the mean of what the other endpoints have in flight, of which there are `count` with `requests`, and is at least
+    /// one request. It does not apply if there are no others, and not if the others cannot serve the request.
+    pub(super) fn apply_slow_start(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        count: u64,
+        requests: u64,
+    ) {
+        if count == 0 {
             return;
         }
         let mean = requests as f64 / count as f64;
@@ -354,7 +371,24 @@ fn is_full(endpoint: &Endpoint, in_flight_max: u32) -> bool {
     in_flight_max > 0 && endpoint.in_flight().requests >= in_flight_max
 }
 
-fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Availability {
+/// How an endpoint takes requests until its state changes.
+pub(super) fn accepts(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Accepts {
+    if !endpoint.healthy || endpoint.draining {
+        return Accepts::None;
+    }
+    match availability_of(endpoint, now, in_flight_max) {
+        // Some of those with requests that move are decoding, which the columns do not tell.
+        Availability::Free if endpoint.back_since.is_none() && endpoint.in_flight().moving == 0 => {
+            Accepts::All
+        }
+        Availability::Free | Availability::Busy => Accepts::Some,
+        Availability::Full | Availability::Probed | Availability::Open | Availability::Stalled => {
+            Accepts::None
+        }
+    }
+}
+
+pub(super) fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Availability {
     if endpoint.stalled {
         Availability::Stalled
     } else if endpoint.breaker.state() == State::Open {

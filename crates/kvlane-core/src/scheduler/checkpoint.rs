@@ -103,7 +103,7 @@ impl Scheduler {
             config: self.config.clone(),
             first: slots.is_empty() && flights.is_empty() && self.queued() == 0,
             rng: self.rng.state(),
-            pace: self.learning.pace(),
+            pace: *self.learning.pace(),
             usual: self.learning.forecast.usual(),
             slots,
             flights,

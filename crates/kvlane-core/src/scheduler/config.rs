@@ -129,6 +129,7 @@ impl Scheduler {
             }
         }
         self.config = config;
+        (0..self.pool.len()).for_each(|slot| self.pool.note_change(slot));
         self.review(now, out);
     }
 }

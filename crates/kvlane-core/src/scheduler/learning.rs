@@ -1,8 +1,10 @@
 //! Learns from a pool's answers: endpoint speed and answer length.
 
+use crate::cache_accuracy::Prediction;
 use crate::endpoint::Endpoint;
 use crate::forecast::{Forecast, Kind, Usual};
 use crate::load::{InFlight, Load};
+use crate::policy::Candidate;
 use crate::rates::{FirstTokenWork, Pace, Rates, STEP_TOKENS};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::time::Nanos;
@@ -98,8 +100,8 @@ impl Learning {
     }
 
     /// Measured deviation of all endpoints together.
-    pub(super) fn pace(&self) -> Pace {
-        self.pace
+    pub(super) fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     /// Restores what was learned before.
@@ -112,6 +114,24 @@ impl Learning {
     pub(super) fn set_base(&mut self, timing: Option<&TimingModel>) {
         self.base = timing.map(Rates::of).unwrap_or_default();
         self.pace = Pace::default();
+    }
+
+    /// Rates assumed before any measurement.
+    pub(super) fn base(&self) -> &Rates {
+        &self.base
+    }
+
+    /// The row of an endpoint with this prediction, which is at most the prompt.
+    pub(super) fn row(&self, endpoint: &Endpoint, prediction: Prediction) -> Candidate {
+        Candidate {
+            endpoint: endpoint.id,
+            overlap_tokens: endpoint.cache_accuracy.counting(prediction),
+            knowledge: endpoint.cache_accuracy.knowledge(),
+            prediction,
+            part: endpoint.part,
+            load: endpoint.load_of_all(),
+            rates: self.rates(endpoint),
+        }
     }
 
     /// Estimated speed of an endpoint.

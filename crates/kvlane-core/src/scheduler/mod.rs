@@ -17,6 +17,7 @@ mod messages;
 mod news;
 mod place;
 mod shadow;
+mod shortlist;
 mod slo;
 mod split;
 
@@ -50,6 +51,7 @@ use in_flight::{InFlightRequest, InFlightTable, Turn};
 use learning::Learning;
 use news::Told;
 use shadow::Shadow;
+use shortlist::Shortlist;
 use split::Splits;
 
 /// Output tokens reported to the scheduler in one [`Input::Tokens`]; the last report of an answer may hold fewer.
@@ -72,6 +74,7 @@ pub struct Scheduler {
     estimated_prefills: EstimatedPrefills,
     availability: AvailabilitySummary,
     splits: Splits,
+    shortlist: Shortlist,
     peers: Peers,
     told: Told,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
@@ -111,6 +114,7 @@ impl Scheduler {
             estimated_prefills: EstimatedPrefills::default(),
             availability: AvailabilitySummary::default(),
             splits: Splits::new(&config),
+            shortlist: Shortlist::default(),
             peers: Peers::default(),
             told: Told::default(),
             queue_blocked: false,

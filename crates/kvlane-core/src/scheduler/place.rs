@@ -56,7 +56,8 @@ impl Scheduler {
         let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed, prefill: leg };
         if explain {
             let costs = (&self.costs[..], &self.pairs[..]);
-            self.receipts.push(now, request, output_tokens, placement, &self.rows, costs);
+            let rows = (&self.rows[..], self.shortlist.left_out);
+            self.receipts.push(now, request, output_tokens, placement, rows, costs);
         }
         let mut turn = None;
         if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {

@@ -1,0 +1,220 @@
+//! The endpoints that can be the cheapest, found in one pass over the columns of a large fleet.
+//!
+//! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates,
+//!
+//! ```text
+//! a (queued + p (m0 + md d + mf f)) + b (k0 + kr r + kc context) + F work
+//! ```
+//!
+//! where only `queued`, `d`, `f`, `r`, `context`, `work`, the factors and, through `p`, the cached tokens differ between
+//! endpoints. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
+//! endpoint, in single precision, eight operations at a time.
+//!
+//! What that loses: all numbers are sums and products of terms that are not negative, so the relative error of a price
+//! is at most [`ERROR`]. Let `c` be the least price in single precision. The endpoint that is the cheapest in truth has
+//! at most `c (1 + 2 ERROR)` to the first order, since otherwise that of `c` would be cheaper. All endpoints up to there
+//! are on the list and are priced exactly, so the pick is the one of a scan. Only if more than [`LISTED_MAX`] endpoints
+//! are within that band, such as where many are idle, some of them are left out, and the pick costs at most the share
+//! `4 ERROR` more than the cheapest. Which of them are listed is drawn, so that idle endpoints share the requests.
+//!
+//! `the_shortlist_has_the_row_that_a_scan_picks` holds this formula to that of [`Terms::alone_s`].
+
+use std::ops::Range;
+
+use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, WORK_MEMORY_S, Work};
+use crate::columns::{CHUNK, Chunk, Column, Fleet};
+use crate::endpoint::EndpointId;
+use crate::policy::PickContext;
+use crate::rates::Rates;
+use crate::time::Nanos;
+
+/// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, and the age of work, which is
+/// known within 2⁻¹¹ s.
+const ERROR: f32 = 2e-5;
+/// Most endpoints that a pass lists.
+const LISTED_MAX: usize = 64;
+/// Lanes of the minimum.
+const LANES: usize = 8;
+/// Longest time from the origin of the times in a column, in seconds: a single-precision number resolves it to 2⁻¹² s.
+const ORIGIN_AGE_MAX_S: f64 = 4096.0;
+
+/// The work placed on each endpoint, in columns.
+#[derive(Default)]
+pub(super) struct WorkColumns {
+    chunks: Vec<WorkChunk>,
+    /// Times count from here.
+    origin: Nanos,
+}
+
+#[derive(Clone)]
+struct WorkChunk {
+    secs: Column,
+    at_s: Column,
+}
+
+/// The weights of a price, the same for all endpoints.
+struct Weights {
+    /// Per uncached token, per pair of them, and their number without any cached.
+    token_s: f32,
+    pair_s: f32,
+    prompt_tokens: f32,
+    /// Of a second of prefill: always, per decoding request, per request that prefills.
+    always: f32,
+    per_decoding: f32,
+    per_prefilling: f32,
+    /// Seconds of decoding: always, per request, per token of context.
+    decode_s: f32,
+    per_request_s: f32,
+    per_context_token_s: f32,
+    /// Of a second of work placed.
+    work: f32,
+    /// The pool's factors, and the own factors that do not differ from them.
+    prefill: Factors,
+    decode: Factors,
+}
+
+struct Factors {
+    pool: f32,
+    alike: Range<f32>,
+}
+
+// === impl WorkColumns ===
+
+impl WorkColumns {
+    /// Replaces the work of an endpoint.
+    pub(super) fn set(&mut self, id: EndpointId, work: Work) {
+        while id.slot() >= self.chunks.len() * CHUNK {
+            self.chunks.push(WorkChunk { secs: [0.0; CHUNK], at_s: [0.0; CHUNK] });
+        }
+        let at_s = self.since_origin_s(work.at);
+        let chunk = &mut self.chunks[id.slot() / CHUNK];
+        (chunk.secs[id.slot() % CHUNK], chunk.at_s[id.slot() % CHUNK]) = (work.secs as f32, at_s as f32);
+    }
+
+    fn since_origin_s(&self, at: Nanos) -> f64 {
+        (at - self.origin).as_secs_f64() - (self.origin - at).as_secs_f64()
+    }
+
+    /// Whether times must count from a later origin.
+    fn is_old(&self, now: Nanos) -> bool {
+        self.since_origin_s(now) > ORIGIN_AGE_MAX_S
+    }
+}
+
+// === impl Factors ===
+
+impl Factors {
+    /// The factor of an endpoint with this own factor, which may be NaN.
+    fn of(&self, own: f32) -> f32 {
+        if own < self.alike.start || own >= self.alike.end { own } else { self.pool }
+    }
+}
+
+// === impl Weights ===
+
+impl Weights {
+    fn of(terms: &Terms<'_>, fleet: &Fleet<'_>) -> Self {
+        let Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s } = *fleet.base;
+        let own_tokens = f64::from(terms.request.prompt_tokens) + (0.5 * terms.output_tokens).floor();
+        let own_s = sequence_s + context_token_s * own_tokens;
+        let factors = |(pool, alike): (f64, Range<f32>)| Factors { pool: pool as f32, alike };
+        let [prefill, decode] = fleet.pace.alike();
+        Self {
+            token_s: prefill_token_s as f32,
+            pair_s: prefill_pair_s as f32,
+            prompt_tokens: terms.request.prompt_tokens as f32,
+            always: (1.0 + terms.again) as f32,
+            per_decoding: (terms.stall + DECODE_WORTH * terms.again) as f32,
+            per_prefilling: (terms.behind + BEHIND * terms.again) as f32,
+            decode_s: (terms.decode * (step_s + own_s)) as f32,
+            per_request_s: (terms.decode * sequence_s + terms.slower * own_s) as f32,
+            per_context_token_s: (terms.decode * context_token_s) as f32,
+            work: terms.new_prefix as f32,
+            prefill: factors(prefill),
+            decode: factors(decode),
+        }
+    }
+
+    fn prefill_s(&self, cached_tokens: f32) -> f32 {
+        let tokens = (self.prompt_tokens - cached_tokens).max(0.0);
+        self.token_s * tokens + self.pair_s * (tokens * cached_tokens + 0.5 * tokens * (tokens + 1.0))
+    }
+
+    /// Prices a chunk. Returns the least price.
+    fn price(&self, chunk: &Chunk, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) -> f32 {
+        let mut prefill_s = [self.prefill_s(0.0); CHUNK];
+        if has_cached {
+            for (prefill_s, &cached_tokens) in prefill_s.iter_mut().zip(&chunk.cached_tokens) {
+                *prefill_s = self.prefill_s(cached_tokens);
+            }
+        }
+        for at in 0..CHUNK {
+            let (requests, prefilling) = (chunk.requests[at], chunk.prefilling[at]);
+            let decoding = (requests - prefilling).max(0.0);
+            let weight = self.always + self.per_decoding * decoding + self.per_prefilling * prefilling;
+            costs[at] = self.prefill.of(chunk.prefill_pace[at]) * (chunk.prefill_s[at] + prefill_s[at] * weight)
+                + self.decode.of(chunk.decode_pace[at])
+                    * (self.decode_s
+                        + self.per_request_s * requests
+                        + self.per_context_token_s * chunk.context_tokens[at]);
+        }
+        if let Some((work, now_s)) = work {
+            for at in 0..CHUNK {
+                let spans = (now_s - work.at_s[at]).max(0.0) * (1.0 / WORK_MEMORY_S as f32);
+                costs[at] += self.work * work.secs[at] / (1.0 + spans + 0.5 * spans * spans);
+            }
+        }
+        let mut least = [f32::INFINITY; LANES];
+        for lanes in costs.chunks_exact(LANES) {
+            for (least, &cost) in least.iter_mut().zip(lanes) {
+                *least = if cost < *least { cost } else { *least };
+            }
+        }
+        least.into_iter().fold(f32::INFINITY, f32::min)
+    }
+}
+
+// === impl FleetCost ===
+
+impl FleetCost {
+    /// Appends the slots of the endpoints that can be the cheapest. See the module documentation.
+    pub(super) fn list(&mut self, cx: &mut PickContext<'_>, fleet: &Fleet<'_>, listed: &mut Vec<u16>) {
+        let terms = &self.terms(cx, fleet.seen_tokens);
+        if self.work_columns.is_old(terms.now) {
+            let work = self.work.iter().map(|(id, work)| (id, *work)).collect::<Vec<_>>();
+            self.work_columns = WorkColumns { chunks: Vec::new(), origin: terms.now };
+            work.into_iter().for_each(|(id, work)| self.work_columns.set(id, work));
+        }
+        let weights = Weights::of(terms, fleet);
+        let chunks = fleet.columns.chunks();
+        let now_s = self.work_columns.since_origin_s(terms.now) as f32;
+        let work_at = |at: usize| {
+            let chunk = self.work_columns.chunks.get(at).filter(|_| terms.new_prefix > 0.0);
+            chunk.map(|chunk| (chunk, now_s))
+        };
+        self.costs.resize(chunks.len(), ([0.0; CHUNK], 0.0));
+        let mut least = f32::INFINITY;
+        for (at, chunk) in chunks.iter().enumerate() {
+            let (costs, chunk_least) = &mut self.costs[at];
+            *chunk_least = weights.price(chunk, fleet.has_cached, work_at(at), costs);
+            least = least.min(*chunk_least);
+        }
+        if least == f32::INFINITY {
+            return;
+        }
+        let most = least * (1.0 + 4.0 * ERROR);
+        let first = cx.rng.below(chunks.len());
+        let room = listed.len() + LISTED_MAX;
+        for at in (first..chunks.len()).chain(0..first) {
+            let (costs, chunk_least) = &self.costs[at];
+            if *chunk_least > most {
+                continue;
+            }
+            let cheap = (0..CHUNK).filter(|&place| costs[place] <= most).map(|place| (at * CHUNK + place) as u16);
+            listed.extend(cheap.take(room - listed.len()));
+            if listed.len() == room {
+                return;
+            }
+        }
+    }
+}
