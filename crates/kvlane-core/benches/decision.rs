@@ -141,6 +141,7 @@ fn pick(criterion: &mut Criterion) {
                     usual_output_tokens: 200.0,
                     rng: &mut rng,
                     reason: Reason::default(),
+                    work: [None; 2],
                     costs: None,
                     pairs: None,
                 };
