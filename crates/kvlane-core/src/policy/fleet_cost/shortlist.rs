@@ -12,10 +12,10 @@
 //!
 //! What that loses: all numbers are sums and products of terms that are not negative, so the relative error of a price
 //! is at most [`ERROR`]. Let `c` be the least price in single precision. The endpoint that is the cheapest in truth has
-//! at most `c (1 + 2 ERROR)` to the first order, since otherwise that of `c` would be cheaper. All endpoints up to there
-//! are on the list and are priced exactly, so the pick is the one of a scan. Only if more than [`LISTED_MAX`] endpoints
+//! at most `c (1 + 2 ERROR)` to the first order, since otherwise that of `c` would be cheaper. All endpoints up to
+//! `c (1 + 4 ERROR)` are on the list and are priced exactly, so the pick is the one of a scan. Only if more than [`LISTED_MAX`] endpoints
 //! are within that band, such as where many are idle, some of them are left out, and the pick costs at most the share
-//! `4 ERROR` more than the cheapest. Which of them are listed is drawn, so that idle endpoints share the requests.
+//! `6 ERROR` more than the cheapest. Which of them are listed is drawn, so that idle endpoints share the requests.
 //!
 //! `the_shortlist_has_the_row_that_a_scan_picks` holds this formula to that of [`Terms::alone_s`].
 
@@ -29,14 +29,14 @@ use crate::rates::Rates;
 use crate::time::Nanos;
 
 /// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, and the age of work, which is
-/// known within 2⁻¹¹ s.
-const ERROR: f32 = 2e-5;
+/// known within 2⁻¹³ s.
+const ERROR: f32 = 1e-5;
 /// Most endpoints that a pass lists.
 const LISTED_MAX: usize = 64;
 /// Lanes of the minimum.
 const LANES: usize = 8;
-/// Longest time from the origin of the times in a column, in seconds: a single-precision number resolves it to 2⁻¹² s.
-const ORIGIN_AGE_MAX_S: f64 = 4096.0;
+/// Longest time from the origin of the times in a column, in seconds: a single-precision number resolves it to 2⁻¹³ s.
+const ORIGIN_AGE_MAX_S: f64 = 1024.0;
 
 /// The work placed on each endpoint, in columns.
 #[derive(Default)]
@@ -141,27 +141,33 @@ impl Weights {
     }
 
     /// Prices a chunk. Returns the least price.
-    fn price(&self, chunk: &Chunk, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) -> f32 {
+    fn price(
+        &self,
+        chunk: &Chunk,
+        has_cached: bool,
+        work: Option<(&WorkChunk, f32)>,
+        costs: &mut Column,
+    ) -> f32 {
         let mut prefill_s = [self.prefill_s(0.0); CHUNK];
         if has_cached {
             for (prefill_s, &cached_tokens) in prefill_s.iter_mut().zip(&chunk.cached_tokens) {
                 *prefill_s = self.prefill_s(cached_tokens);
             }
         }
-        for at in 0..CHUNK {
+        for (at, cost) in costs.iter_mut().enumerate() {
             let (requests, prefilling) = (chunk.requests[at], chunk.prefilling[at]);
             let decoding = (requests - prefilling).max(0.0);
             let weight = self.always + self.per_decoding * decoding + self.per_prefilling * prefilling;
-            costs[at] = self.prefill.of(chunk.prefill_pace[at]) * (chunk.prefill_s[at] + prefill_s[at] * weight)
+            *cost = self.prefill.of(chunk.prefill_pace[at]) * (chunk.prefill_s[at] + prefill_s[at] * weight)
                 + self.decode.of(chunk.decode_pace[at])
                     * (self.decode_s
                         + self.per_request_s * requests
                         + self.per_context_token_s * chunk.context_tokens[at]);
         }
         if let Some((work, now_s)) = work {
-            for at in 0..CHUNK {
+            for (at, cost) in costs.iter_mut().enumerate() {
                 let spans = (now_s - work.at_s[at]).max(0.0) * (1.0 / WORK_MEMORY_S as f32);
-                costs[at] += self.work * work.secs[at] / (1.0 + spans + 0.5 * spans * spans);
+                *cost += self.work * work.secs[at] / (1.0 + spans + 0.5 * spans * spans);
             }
         }
         let mut least = [f32::INFINITY; LANES];
@@ -210,7 +216,8 @@ impl FleetCost {
             if *chunk_least > most {
                 continue;
             }
-            let cheap = (0..CHUNK).filter(|&place| costs[place] <= most).map(|place| (at * CHUNK + place) as u16);
+            let cheap =
+                (0..CHUNK).filter(|&place| costs[place] <= most).map(|place| (at * CHUNK + place) as u16);
             listed.extend(cheap.take(room - listed.len()));
             if listed.len() == room {
                 return;
