@@ -148,9 +148,10 @@ async fn a_replica_that_starts_gets_what_an_older_one_knows() {
     for n in 0..4 {
         sent.push(ask(&a, &engines, &prompt(n)).await.0);
     }
-    let b = TestGateway::start(replica(), &engines).await;
-    assert_eq!(readiness(&b).await["snapshot"]["state"], "none");
-    meet(&[&a, &b]).await;
+    // It reaches the other before it knows its own workers.
+    let mut late = replica();
+    late.replicas.peers = vec![address(&a).to_string()];
+    let b = TestGateway::start(late, &engines).await;
     let arrived = async {
         loop {
             let shown = readiness(&b).await;
@@ -275,6 +276,39 @@ async fn a_replica_that_reads_nothing_delays_no_request_and_no_other_replica() {
     drop(_client);
     a.end().await;
     b.end().await;
+}
+
+#[tokio::test]
+async fn a_replica_that_can_no_longer_be_reached_is_connected_to_anew() {
+    let engine = FakeEngine::start("m").await;
+    let a = TestGateway::start(replica(), &[&engine]).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    set_peers(&a, &[listener.local_addr().expect("an address")]);
+    let mut lost = Vec::new();
+    for _ in 0..2 {
+        let (stream, _) = soon("a connection", listener.accept()).await.expect("accepted");
+        let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
+        let (request, mut respond) = connection.accept().await.expect("a request").expect("valid");
+        let mut answer = respond.send_response(http::Response::new(()), false).expect("sent");
+        let mut own = Vec::new();
+        hello(&mut own, &Hello::new(ReplicaId(7), "kvlane", 0));
+        answer.send_data(own.into(), false).expect("sent");
+        let mut body = request.into_body();
+        let told = async {
+            tokio::select! {
+                _ = connection.accept() => panic!("it ended"),
+                // The hello, and the first news.
+                () = async { for _ in 0..2 { body.data().await.expect("more").expect("valid"); } } => {}
+            }
+        };
+        soon("it is told", told).await;
+        // The socket stays open, and nothing is read any more.
+        lost.push((connection, body, respond, answer));
+    }
+    let why = problem(&a).await;
+    assert!(why.contains("ping took longer"), "{why}");
+    drop(lost);
+    a.end().await;
 }
 
 /// A certificate authority and its file.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::SendStream;
 use h2::client::SendRequest;
+use h2::{Ping, PingPong, SendStream};
 use http::{Method, Request, StatusCode, header};
 use kvlane_fleet::panics::persist;
 use kvlane_fleet::replicas::{Snapshot, shown};
@@ -25,13 +25,32 @@ use super::outbox::{Budget, Outbox};
 use super::stream::{Ended, Incoming, STEP_WITHIN, WINDOW, send, writable};
 use super::{NEWS_PATH, OpenOutbox, SNAPSHOT_PATH, Shared, jittered};
 
-/// The first and the longest pause before the next attempt to connect.
+/// The first and the longest pause before the next attempt to connect. After a partition, all are connected within a few
+/// seconds.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The longest pause where there is a process that does not take the news: each attempt is a line in its log.
+const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(30);
 /// Pause where the address is this replica's own, or a second one of another: it may become one of a third.
 const PAUSE_KNOWN: Duration = Duration::from_secs(30);
-/// Pause before the next attempt to get a snapshot.
+/// Pause before the next attempt to get a snapshot, and before the next look whether it can be used.
 const SNAPSHOT_AGAIN: Duration = Duration::from_secs(1);
+const READY_AGAIN: Duration = Duration::from_millis(20);
+/// Timeout of connecting, and of the answer to a ping.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// How often a replica has to show that it can be reached: TCP alone would notice its loss after minutes.
+const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// How far a connection came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// No process was reached.
+    Absent,
+    /// A process was reached.
+    Reached,
+    /// It has taken news.
+    Stood,
+}
 
 /// Keeps a connection to each member.
 pub(super) async fn connect(shared: Arc<Shared>, mut members: watch::Receiver<Members>) {
@@ -69,8 +88,8 @@ async fn keep(shared: Arc<Shared>, address: SocketAddr, name: Arc<str>) {
     let problems = &shared.fleet.replicas;
     let _forget = Forget(&shared, address);
     loop {
-        let mut stood = false;
-        let Err(ended) = session(&shared, address, &name, &mut stood).await;
+        let mut stage = Stage::Absent;
+        let Err(ended) = session(&shared, address, &name, &mut stage).await;
         match ended {
             Ended::Itself | Ended::Known => {
                 problems.set_problem(&address.to_string(), None);
@@ -83,7 +102,11 @@ async fn keep(shared: Arc<Shared>, address: SocketAddr, name: Arc<str>) {
                 }
             }
         }
-        pause = if stood { PAUSE_FIRST } else { (2 * pause).min(PAUSE_MAX) };
+        pause = match stage {
+            Stage::Absent => (2 * pause).min(PAUSE_MAX),
+            Stage::Reached => (2 * pause).min(PAUSE_REFUSED_MAX),
+            Stage::Stood => PAUSE_FIRST,
+        };
         sleep(jittered(pause)).await;
     }
 }
@@ -102,18 +125,24 @@ async fn session(
     shared: &Arc<Shared>,
     address: SocketAddr,
     name: &str,
-    stood: &mut bool,
+    stage: &mut Stage,
 ) -> Result<std::convert::Infallible, Ended> {
-    let io = within("connecting", open(shared, address, name)).await?;
+    let socket = timeout(CONNECT_WITHIN, TcpStream::connect(address)).await;
+    let socket = socket.map_err(|_| Ended::Late("connecting", CONNECT_WITHIN))??;
+    *stage = Stage::Reached;
+    let io = within("the TLS handshake", secured(shared, name, socket)).await?;
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
-    let (requests, connection) =
+    let (requests, mut connection) =
         within("the HTTP/2 handshake", async { Ok(builder.handshake(io).await?) }).await?;
     let mut work = JoinSet::new();
+    if let Some(pings) = connection.ping_pong() {
+        work.spawn(ping(pings));
+    }
     work.spawn(async move { connection.await.map_err(Ended::from) });
     let (mut stream, mut answer, peer) = ask(shared, requests.clone(), NEWS_PATH, false).await?;
     let Some(open) = shared.open_outbox(peer.replica) else { return Err(Ended::Known) };
-    *stood = true;
+    *stage = Stage::Stood;
     shared.fleet.replicas.set_problem(&address.to_string(), None);
     tracing::info!(replica = shown(peer.replica), %address, "telling a replica what is in flight here");
     if peer.age_ms > shared.hello().age_ms {
@@ -129,12 +158,20 @@ async fn session(
     }
 }
 
-async fn open(shared: &Shared, address: SocketAddr, name: &str) -> Result<Stream, Ended> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
+async fn secured(shared: &Shared, name: &str, socket: TcpStream) -> Result<Stream, Ended> {
+    socket.set_nodelay(true)?;
     match shared.tls.load_full() {
-        Some(tls) => Ok(tls.connect(name, stream).await?),
-        None => Ok(Stream::Plain(stream)),
+        Some(tls) => Ok(tls.connect(name, socket).await?),
+        None => Ok(Stream::Plain(socket)),
+    }
+}
+
+/// Ends when the replica can no longer be reached.
+async fn ping(mut pings: PingPong) -> Result<(), Ended> {
+    loop {
+        sleep(PING_EVERY).await;
+        let answer = timeout(CONNECT_WITHIN, pings.ping(Ping::opaque())).await;
+        answer.map_err(|_| Ended::Late("the answer to a ping", CONNECT_WITHIN))??;
     }
 }
 
@@ -198,6 +235,11 @@ async fn warm(shared: &Shared, requests: SendRequest<Bytes>, peer: &Hello) -> Re
     loop {
         if matches!(replicas.snapshot(), Snapshot::Arrived { .. }) {
             return std::future::pending().await;
+        }
+        if !shared.fleet.start.is_complete() {
+            // Endpoints that are not known yet would miss their marks.
+            sleep(READY_AGAIN).await;
+            continue;
         }
         if replicas.begin_snapshot() {
             // Until it has arrived, the end of this connection lets another one try.

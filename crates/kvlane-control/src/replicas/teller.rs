@@ -46,7 +46,9 @@ pub(super) async fn tell(shared: Arc<Shared>) {
             }
             let told = pool.router.tell(all);
             if all || !told.shares.is_empty() || !told.prompts.is_empty() {
-                put(named(pool, told));
+                // A pool that is opened anew begins to count at 1: its news would be taken for old.
+                let number = u64::try_from(shared.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+                put(News { number, ..named(pool, told) });
             }
         }
         if pools.is_empty() && all {
