@@ -16,3 +16,4 @@ pub mod serve;
 #[cfg(feature = "testing")]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods, reason = "code of tests")]
 pub mod testing;
+mod threads;

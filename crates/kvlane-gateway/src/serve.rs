@@ -28,7 +28,7 @@ use kvlane_control::replicas::Exchange;
 use kvlane_control::{stall, warm_up};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::Clock;
-use kvlane_fleet::panics::{guard, persist};
+use kvlane_fleet::panics::persist;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::recording_writer;
 use kvlane_fleet::settings::Settings;
@@ -42,7 +42,7 @@ use kvlane_proxy::ext_proc::unobserved::Unobserved;
 use kvlane_proxy::listener::{Front, Listener};
 use kvlane_proxy::own_api::{OwnApi, Port};
 use kvlane_proxy::service::Service;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -54,6 +54,7 @@ use crate::inherited::Inherited;
 use crate::listening::{Listeners, Listening, bind_one};
 use crate::mode::Mode;
 use crate::relays::{Accepting, Relay};
+use crate::threads::{cores, runtime, thread};
 
 /// How long requests that waited for an endpoint have to get their answer, at the end of the grace period.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -516,39 +517,6 @@ impl Cut {
         *self == Self::default()
     }
 }
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn runtime() -> io::Result<Runtime> {
-    Builder::new_current_thread().enable_all().build()
-}
-
-/// A named thread that runs one runtime until its work is done or it is stopped.
-fn thread(
-    name: &str,
-    runtime: Runtime,
-    kill: CancellationToken,
-    work: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    let need = !LEISURE.contains(&name);
-    std::thread::Builder::new().name(name.into()).spawn(move || {
-        let name = std::thread::current().name().unwrap_or_default().to_owned();
-        guard(&name, need, || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = async { work.await; kill.cancelled().await } => {}
-                    () = kill.cancelled() => {}
-                }
-            });
-            runtime.shutdown_background();
-        });
-    })
-}
-
-/// Threads that requests can do without.
-const LEISURE: [&str; 5] = ["traces", "snapshot", "dispatches", "discovery", "replicas"];
 
 /// Identifies a file: a new one takes its place each time it is written.
 fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
