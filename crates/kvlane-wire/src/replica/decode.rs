@@ -7,7 +7,7 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::{ReplicaId, Share};
 
-use super::{
+use super::frame::{
     FRAME_BYTES_MAX, Frame, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
 };
 use crate::grpc::{FrameError, Frames};

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kvlane_core::load::InFlight;
 use proptest::prelude::*;
 
+use super::frame::SHARES_MAX;
 use super::*;
 use crate::grpc::frame;
 use crate::protobuf::{Invalid, Message};
