@@ -150,7 +150,7 @@ async fn a_replica_that_starts_gets_what_an_older_one_knows() {
     }
     // It reaches the other before it knows its own workers.
     let mut late = replica();
-    late.replicas.peers = vec![address(&a).to_string()];
+    late.replicas.peers = vec![format!("localhost:{}", address(&a).port())];
     let b = TestGateway::start(late, &engines).await;
     let arrived = async {
         loop {

@@ -4,24 +4,23 @@
 //! their certificates. TLS 1.2 and 1.3, by rustls.
 
 mod config;
+mod files;
 mod mutual;
 mod stream;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use kvlane_core::config::{ConfigError, wrong};
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use self::config::TlsConfig;
+use self::files::{certificates, private_key, provider, roots};
 pub use self::mutual::Mutual;
 pub use self::stream::Stream;
 
@@ -32,9 +31,6 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// Largest file of certificates.
-const FILE_BYTES_MAX: u64 = 16 << 20;
-
 /// The TLS configurations in use.
 pub struct Tls {
     clients: Option<Arc<ServerConfig>>,
@@ -147,11 +143,6 @@ impl ToWorkers {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    Arc::clone(PROVIDER.get_or_init(|| Arc::new(ring::default_provider())))
-}
-
 /// A server configuration; with `authority`, clients need a certificate of that CA.
 fn server(
     (certificate, key): (&PathBuf, &PathBuf),
@@ -205,46 +196,6 @@ fn to_workers(config: &TlsConfig) -> Result<Arc<ClientConfig>, ConfigError> {
     };
     client.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(client))
-}
-
-fn contents(field: &str, path: &Path) -> Result<Vec<u8>, ConfigError> {
-    let cannot = |error: io::Error| ConfigError {
-        field: field.into(),
-        problem: format!("cannot read {}: {error}", path.display()),
-    };
-    let bytes = fs::metadata(path).map_err(cannot)?.len();
-    if bytes > FILE_BYTES_MAX {
-        return wrong(
-            field,
-            format!("{} has {bytes} bytes; the maximum is {FILE_BYTES_MAX}", path.display()),
-        );
-    }
-    fs::read(path).map_err(cannot)
-}
-
-fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
-    let pem = contents(field, path)?;
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match read {
-        Ok(chain) if !chain.is_empty() => Ok(chain),
-        Ok(_) => wrong(field, format!("{} has no certificate in PEM", path.display())),
-        Err(error) => wrong(field, format!("{}: {error}", path.display())),
-    }
-}
-
-fn private_key(field: &str, path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
-    let pem = contents(field, path)?;
-    // The parser's error is not repeated: the file is a secret.
-    PrivateKeyDer::from_pem_slice(&pem)
-        .or_else(|_| wrong(field, format!("{} has no readable private key in PEM", path.display())))
-}
-
-fn roots(field: &str, path: &Path) -> Result<RootCertStore, ConfigError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(field, path)? {
-        roots.add(certificate).or_else(|error| wrong(field, format!("{}: {error}", path.display())))?;
-    }
-    Ok(roots)
 }
 
 /// The system's list of CAs. `SSL_CERT_FILE` names another, as for OpenSSL.

@@ -11,7 +11,8 @@ use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::{Stream, certificates, private_key, provider, roots};
+use super::files::{certificates, private_key, provider, roots};
+use super::stream::Stream;
 
 /// Both directions, with HTTP/2.
 pub struct Mutual {

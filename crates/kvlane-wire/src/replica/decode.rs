@@ -7,7 +7,7 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::{ReplicaId, Share};
 
-use super::{
+use super::frame::{
     FRAME_BYTES_MAX, Frame, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
 };
 use crate::grpc::{FrameError, Frames};
@@ -56,7 +56,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The frame cannot be read. The rest of the stream is of no use.
-    pub fn next_frame(&mut self) -> Result<Option<Frame>, DecodeError> {
+    pub fn frame(&mut self) -> Result<Option<Frame>, DecodeError> {
         let Some(message) = self.frames.next(FRAME_BYTES_MAX)? else { return Ok(None) };
         let mut frame = Frame::Unknown;
         for field in checked_fields(&message) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvlane_core::block::BlockHash;
 use kvlane_core::replica::Share;
 
-use super::{
+use super::frame::{
     FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
 };
 use crate::grpc::frame;

@@ -19,86 +19,10 @@
 
 mod decode;
 mod encode;
+mod frame;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
-use kvlane_core::block::BlockHash;
-use kvlane_core::replica::{ReplicaId, Share};
-
 pub use self::decode::{DecodeError, Decoder};
 pub use self::encode::{Encoder, hello};
-
-/// The version that is written here.
-pub const VERSION: u64 = 1;
-/// Largest frame, without its prefix of five bytes.
-pub const FRAME_BYTES_MAX: usize = 512 << 10;
-/// Most names of one stream, from one to the next [`News`] that begins the list anew.
-pub const NAMES_MAX: usize = 1 << 16;
-/// Longest name of an endpoint, a pool or a cluster, in bytes.
-pub const NAME_BYTES_MAX: usize = 1 << 10;
-
-/// Most bytes of all names of one stream.
-const NAMES_BYTES_MAX: usize = 8 << 20;
-/// Most shares in one frame: of at most 66 bytes each.
-const SHARES_MAX: usize = 1 << 11;
-/// Most marks in one frame: of 8 bytes each.
-const MARKS_MAX: usize = 1 << 13;
-/// Most bytes of names in one frame.
-const FRAME_NAMES_BYTES_MAX: usize = 32 << 10;
-
-/// A frame.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Frame {
-    /// The first of a stream.
-    Hello(Hello),
-    /// News of one router.
-    News(News),
-    /// Of a kind that only later versions know.
-    Unknown,
-}
-
-/// Who sends a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// The version of its frames.
-    pub version: u64,
-    /// The oldest version whose readers understand them.
-    pub readable_from: u64,
-    /// The sending process.
-    pub replica: ReplicaId,
-    /// Only replicas of the same cluster exchange news.
-    pub cluster: String,
-    /// Milliseconds since it started.
-    pub age_ms: u64,
-}
-
-/// News of one router, as in [`kvlane_core::replica::News`], with names instead of ids.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct News {
-    /// The model of its pool.
-    pub pool: Arc<str>,
-    /// Rises with each news of this router.
-    pub number: u64,
-    /// What it has placed on endpoints, by their names.
-    pub shares: Vec<(Arc<str>, Share)>,
-    /// Tokens of a block of `prompts`. Marks of other blocks are of no use.
-    pub block_tokens: u32,
-    /// The marks of prompts that were sent to endpoints, by their names.
-    pub prompts: Vec<(Arc<str>, Vec<BlockHash>)>,
-}
-
-// === impl Hello ===
-
-impl Hello {
-    /// The hello of this version.
-    pub fn new(replica: ReplicaId, cluster: &str, age_ms: u64) -> Self {
-        Self { version: VERSION, readable_from: 1, replica, cluster: cluster.into(), age_ms }
-    }
-
-    /// Whether the frames of its sender are understood here.
-    pub fn is_readable(&self) -> bool {
-        self.readable_from <= VERSION
-    }
-}
+pub use self::frame::{FRAME_BYTES_MAX, Frame, Hello, NAME_BYTES_MAX, NAMES_MAX, News, VERSION};

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kvlane_core::load::InFlight;
 use proptest::prelude::*;
 
+use super::frame::SHARES_MAX;
 use super::*;
 use crate::grpc::frame;
 use crate::protobuf::{Invalid, Message};
@@ -11,7 +12,7 @@ use crate::protobuf::{Invalid, Message};
 fn decoded(wire: Vec<u8>) -> Vec<Frame> {
     let mut decoder = Decoder::default();
     decoder.push(wire.into());
-    std::iter::from_fn(|| decoder.next_frame().expect("a valid frame")).collect()
+    std::iter::from_fn(|| decoder.frame().expect("a valid frame")).collect()
 }
 
 /// What all news together say, whatever frames they came in.
@@ -73,7 +74,7 @@ proptest! {
             let mut frames = Vec::new();
             for piece in wire.chunks(cut) {
                 decoder.push(Bytes::copy_from_slice(piece));
-                while let Some(frame) = decoder.next_frame().expect("valid") {
+                while let Some(frame) = decoder.frame().expect("valid") {
                     frames.push(frame);
                 }
             }
@@ -87,14 +88,14 @@ proptest! {
     fn any_bytes_are_frames_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let mut decoder = Decoder::default();
         decoder.push(bytes.clone().into());
-        while let Ok(Some(_)) = decoder.next_frame() {}
+        while let Ok(Some(_)) = decoder.frame() {}
         // As the content of a frame, of news, of a share and of a prompt: random bytes seldom get that far.
         for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
             decoder.push(wire.into());
-            while let Ok(Some(_)) = decoder.next_frame() {}
+            while let Ok(Some(_)) = decoder.frame() {}
         }
     }
 
@@ -106,7 +107,7 @@ proptest! {
         wire[at] = to;
         let mut decoder = Decoder::default();
         decoder.push(wire.into());
-        while let Ok(Some(_)) = decoder.next_frame() {}
+        while let Ok(Some(_)) = decoder.frame() {}
     }
 }
 
@@ -216,7 +217,7 @@ fn error(write: impl FnOnce(&mut Message)) -> DecodeError {
     frame(&mut wire, |message| message.message(2, write));
     let mut decoder = Decoder::default();
     decoder.push(wire.into());
-    decoder.next_frame().expect_err("an error")
+    decoder.frame().expect_err("an error")
 }
 
 #[test]
