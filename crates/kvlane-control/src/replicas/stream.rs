@@ -68,7 +68,7 @@ impl Incoming {
     /// The next frame; none at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, Ended> {
         loop {
-            if let Some(frame) = self.decoder.next()? {
+            if let Some(frame) = self.decoder.frame()? {
                 return Ok(Some(frame));
             }
             match self.piece().await? {

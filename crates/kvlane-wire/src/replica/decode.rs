@@ -56,7 +56,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The frame cannot be read. The rest of the stream is of no use.
-    pub fn next(&mut self) -> Result<Option<Frame>, DecodeError> {
+    pub fn frame(&mut self) -> Result<Option<Frame>, DecodeError> {
         let Some(message) = self.frames.next(FRAME_BYTES_MAX)? else { return Ok(None) };
         let mut frame = Frame::Unknown;
         for field in checked_fields(&message) {

@@ -1,7 +1,11 @@
 //! Tests of frames: both directions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use kvlane_core::block::BlockHash;
 use kvlane_core::load::InFlight;
+use kvlane_core::replica::{ReplicaId, Share};
 use proptest::prelude::*;
 
 use super::frame::SHARES_MAX;
@@ -12,7 +16,7 @@ use crate::protobuf::{Invalid, Message};
 fn decoded(wire: Vec<u8>) -> Vec<Frame> {
     let mut decoder = Decoder::default();
     decoder.push(wire.into());
-    std::iter::from_fn(|| decoder.next().expect("a valid frame")).collect()
+    std::iter::from_fn(|| decoder.frame().expect("a valid frame")).collect()
 }
 
 /// What all news together say, whatever frames they came in.
@@ -74,7 +78,7 @@ proptest! {
             let mut frames = Vec::new();
             for piece in wire.chunks(cut) {
                 decoder.push(Bytes::copy_from_slice(piece));
-                while let Some(frame) = decoder.next().expect("valid") {
+                while let Some(frame) = decoder.frame().expect("valid") {
                     frames.push(frame);
                 }
             }
@@ -88,14 +92,14 @@ proptest! {
     fn any_bytes_are_frames_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let mut decoder = Decoder::default();
         decoder.push(bytes.clone().into());
-        while let Ok(Some(_)) = decoder.next() {}
+        while let Ok(Some(_)) = decoder.frame() {}
         // As the content of a frame, of news, of a share and of a prompt: random bytes seldom get that far.
         for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
             decoder.push(wire.into());
-            while let Ok(Some(_)) = decoder.next() {}
+            while let Ok(Some(_)) = decoder.frame() {}
         }
     }
 
@@ -107,7 +111,7 @@ proptest! {
         wire[at] = to;
         let mut decoder = Decoder::default();
         decoder.push(wire.into());
-        while let Ok(Some(_)) = decoder.next() {}
+        while let Ok(Some(_)) = decoder.frame() {}
     }
 }
 
@@ -217,7 +221,7 @@ fn error(write: impl FnOnce(&mut Message)) -> DecodeError {
     frame(&mut wire, |message| message.message(2, write));
     let mut decoder = Decoder::default();
     decoder.push(wire.into());
-    decoder.next().expect_err("an error")
+    decoder.frame().expect_err("an error")
 }
 
 #[test]
