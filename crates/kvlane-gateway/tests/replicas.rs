@@ -358,15 +358,20 @@ async fn replicas_show_each_other_certificates_of_one_ca() {
     };
     let (a, b) = (start(Some(&ours), "a").await, start(Some(&ours), "b").await);
     let (stranger, plain) = (start(Some(&theirs), "stranger").await, start(None, "plain").await);
+    // It trusts our certificates, and has none of our CA.
+    let mut config = replica();
+    theirs.sign(&mut config, "impostor");
+    config.replicas.ca = Some(ours.file.clone());
+    let impostor = TestGateway::start(config, &[&engine]).await;
     meet(&[&a, &b]).await;
-    for other in [&stranger, &plain] {
+    for other in [&stranger, &plain, &impostor] {
         set_peers(other, &[address(&a)]);
         problem(other).await;
         set_peers(&b, &[address(&a), address(other)]);
         problem(&b).await;
         assert_eq!((live(&a), live(other)), (1, 0));
     }
-    for gateway in [a, b, stranger, plain] {
+    for gateway in [a, b, stranger, plain, impostor] {
         gateway.end().await;
     }
 }

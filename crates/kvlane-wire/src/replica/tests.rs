@@ -1,7 +1,11 @@
 //! Tests of frames: both directions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use kvlane_core::block::BlockHash;
 use kvlane_core::load::InFlight;
+use kvlane_core::replica::{ReplicaId, Share};
 use proptest::prelude::*;
 
 use super::frame::SHARES_MAX;
