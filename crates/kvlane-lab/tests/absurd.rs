@@ -43,6 +43,9 @@ fn what_would_never_end_or_fit_is_refused() {
         (json!({"fleet": {"preset": engine, "max_num_seqs": 0}}), "max_num_seqs"),
         (json!({"faults": [{"slow": {"at_s": 0, "engine": 0, "factor": 1e300}}]}), "factor"),
         (json!({"policies": [{"policy": "random", "report_interval_s": 1e-9}]}), "report_interval_s"),
+        (json!({"policies": [{"policy": "random", "exchange_interval_s": 0}]}), "exchange_interval_s"),
+        (json!({"policies": [{"policy": "random", "exchange_lost": 2}]}), "exchange_lost"),
+        (json!({"policies": [{"policy": "random", "gateways": 0}]}), "gateways"),
         (json!({"judgement": {"slo_ttft_s": -1}}), "judgement"),
         (json!({"judgement": {"medium_from_tokens": 10, "heavy_from_tokens": 1}}), "judgement"),
     ] {

@@ -291,7 +291,10 @@ impl Arm {
         if delays.into_iter().all(span) && intervals.into_iter().flatten().all(interval) {
             return Ok(());
         }
-        let why = format!("`{}`: delays must be at least 0 s, and intervals at least 0.001", self.arm);
+        let why = format!(
+            "`{}`: delays must be at least 0 s, and report_interval_s and exchange_interval_s at least 0.001",
+            self.arm
+        );
         Err(RunError::Policies(why))
     }
 }
