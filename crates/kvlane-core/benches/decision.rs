@@ -42,7 +42,7 @@ fn chain(text: &[u8]) -> Vec<BlockHash> {
 }
 
 /// 256 endpoints that all hold the common prefix and eight prompts each, with some load.
-fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
+fn world(policy: &str, shares: bool) -> (Router, Vec<Vec<BlockHash>>) {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config {
             receipts: 1024,
@@ -53,6 +53,9 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
         exact: None,
         block_tokens: 64,
     });
+    if shares {
+        router.share();
+    }
     let mut out = Vec::new();
     let endpoints: Vec<EndpointId> = (0..ENDPOINTS)
         .map(|n| router.join(Nanos(1), format!("http://e{n}").into(), true, false, &mut out).expect("room"))
@@ -68,11 +71,14 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
 
 fn decide(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decision, 256 endpoints, 128 blocks");
-    for policy in ["cache_aware", "lmetric", "prefix_aware", "least_tokens"] {
-        let (router, chains) = world(policy);
+    let alone =
+        ["cache_aware", "lmetric", "prefix_aware", "least_tokens", "fleet_cost"].map(|name| (name, false));
+    for (policy, shares) in alone.into_iter().chain([("fleet_cost", true)]) {
+        let (router, chains) = world(policy, shares);
+        let told = if shares { ", with replicas" } else { "" };
         let (mut n, mut scratch, mut out) = (1_000_000, Scratch::default(), Vec::new());
         group.bench_function(
-            format!("{policy}: look up, pick, reserve, learn, explain, settle"),
+            format!("{policy}: look up, pick, reserve, learn, explain, settle{told}"),
             |bencher| {
                 bencher.iter(|| {
                     n += 1;

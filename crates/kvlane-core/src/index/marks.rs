@@ -43,6 +43,7 @@ pub struct Config {
 pub struct Marks {
     config: Config,
     young: Holders,
+    /// What the younger one has not.
     old: Holders,
     young_bytes: usize,
     /// When the younger generation began.
@@ -71,16 +72,30 @@ impl Places {
         mark + self.stride(mark)
     }
 
-    fn previous(self, mark: usize) -> usize {
-        mark - self.stride(mark - 1)
+    /// The last mark up to `blocks`; 0 if there is none.
+    fn at_most(self, blocks: usize) -> usize {
+        blocks - blocks % self.stride(blocks)
     }
 }
 
-/// The marks of a prompt.
-pub fn marks_of(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = BlockHash> {
-    let places = Places::new(block_tokens);
-    let mark = |at: usize| chain.get(at - 1).map(|_| at);
-    std::iter::successors(mark(1), move |at| mark(places.next(*at))).map(|at| chain[at - 1])
+/// The last mark up to `from` of which `holds` is true, which is so of the first mark and of all up to the one that is sought.
+fn last(places: Places, from: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut yes, mut no, mut back) = (1, places.next(from), 1);
+    while places.next(yes) < no {
+        // Near `from` at first, then further back in strides that double.
+        let middle = (yes + no) / 2;
+        let probe = places
+            .at_most(middle.max(no.saturating_sub(back)))
+            .max(places.next(yes))
+            .min(places.at_most(no - 1));
+        if holds(probe) {
+            yes = probe
+        } else {
+            no = probe
+        }
+        back *= 2;
+    }
+    yes
 }
 
 // === impl Marks ===
@@ -92,42 +107,71 @@ impl Marks {
         Self { config, young: empty(), old: empty(), young_bytes: 0, since: Nanos::ZERO }
     }
 
-    /// Records that `endpoint` was sent a prompt with this mark. Returns whether the younger generation did not know.
-    pub fn insert(&mut self, now: Nanos, mark: BlockHash, endpoint: EndpointId) -> bool {
+    /// Records that `endpoint` was sent a prompt, as far as its marks that the younger generation did not know are taken.
+    pub fn insert_prompt(
+        &mut self,
+        now: Nanos,
+        chain: &[BlockHash],
+        block_tokens: u32,
+        endpoint: EndpointId,
+    ) -> impl Iterator<Item = BlockHash> {
         self.turn_if_due(now);
+        let places = Places::new(block_tokens);
+        let known = |blocks: usize| {
+            self.young.get(&chain[blocks - 1]).is_some_and(|holders| holders.contains(&endpoint))
+        };
+        let known = match places.at_most(chain.len()) {
+            0 => 0,
+            from if known(1) => last(places, from, known),
+            _ => 0,
+        };
+        let mark = move |blocks: usize| (blocks <= chain.len()).then_some(blocks);
+        let new = std::iter::successors(mark(places.next(known)), move |blocks| mark(places.next(*blocks)));
+        new.map(move |blocks| {
+            self.insert_mark(chain[blocks - 1], endpoint);
+            chain[blocks - 1]
+        })
+    }
+
+    /// Records that `endpoint` was sent a prompt, or prompts, with these marks.
+    pub fn insert(&mut self, now: Nanos, marks: &[BlockHash], endpoint: EndpointId) {
+        self.turn_if_due(now);
+        for mark in marks {
+            self.insert_mark(*mark, endpoint);
+        }
+    }
+
+    fn insert_mark(&mut self, mark: BlockHash, endpoint: EndpointId) {
         let holders = self.young.entry(mark).or_default();
         if holders.contains(&endpoint) {
-            return false;
+            return;
         }
         self.young_bytes += if holders.is_empty() { MARK_BYTES } else { HOLDER_BYTES };
         holders.push(endpoint);
-        true
+        if let Some(holders) = self.old.get_mut(&mark) {
+            holders.retain(|holder| *holder != endpoint);
+        }
     }
 
     /// Raises the overlap of each endpoint to what it was sent of this prompt.
     pub fn raise(&self, chain: &[BlockHash], block_tokens: u32, overlap: &mut Overlap) {
         let places = Places::new(block_tokens);
-        let known = |mark: &BlockHash| self.young.contains_key(mark) || self.old.contains_key(mark);
-        let mut blocks = 0;
-        while chain.get(places.next(blocks) - 1).is_some_and(known) {
-            blocks = places.next(blocks);
-        }
-        // An endpoint that was sent a mark was sent those before it, so the last ones decide, and most holders are seen
-        // only once.
-        let mut seen = 0;
-        while blocks > 0 {
-            let holders = [&self.young, &self.old]
-                .map(|marks| marks.get(&chain[blocks - 1]).map_or(&[][..], Vec::as_slice));
-            let most = holders.iter().map(|holders| holders.len()).max().unwrap_or(0);
-            if most > seen {
-                for &endpoint in holders.into_iter().flatten() {
-                    if overlap.blocks(endpoint) < blocks as u32 {
-                        overlap.set(endpoint, blocks as u32);
-                    }
+        let holders = |blocks: usize| {
+            [&self.young, &self.old].map(|marks| marks.get(&chain[blocks - 1]).map_or(&[][..], Vec::as_slice))
+        };
+        let most = |blocks: usize| holders(blocks).iter().map(|holders| holders.len()).sum::<usize>();
+        // An endpoint that was sent a mark was sent those before it, so that holders become fewer along the chain. From its
+        // end, a few probes find each mark that has more of them than the one after it.
+        let (mut seen, mut from) = (0, places.at_most(chain.len()));
+        while from > 0 && most(1) > seen {
+            from = last(places, from, |blocks| most(blocks) > seen);
+            for &endpoint in holders(from).into_iter().flatten() {
+                if overlap.blocks(endpoint) < from as u32 {
+                    overlap.set(endpoint, from as u32);
                 }
-                seen = most;
             }
-            blocks = places.previous(blocks);
+            seen = most(from);
+            from = places.at_most(from - 1);
         }
     }
 
@@ -202,7 +246,9 @@ mod tests {
             let mut at = 0;
             for _ in 0..500 {
                 let next = places.next(at);
-                assert_eq!(places.previous(next), at, "blocks of {block_tokens} tokens");
+                for between in at..next {
+                    assert_eq!(places.at_most(between), at, "blocks of {block_tokens} tokens");
+                }
                 let tokens = (next - at) * block_tokens as usize;
                 assert!(next - at == 1 || tokens <= MARK_TOKENS.min(at * block_tokens as usize / BEFORE));
                 at = next;
@@ -212,7 +258,7 @@ mod tests {
 
     fn send(marks: &mut Marks, now: Nanos, prompt: &[u8], to: u16) -> usize {
         let chain = chain(prompt);
-        marks_of(&chain, BLOCK_TOKENS).filter(|mark| marks.insert(now, *mark, endpoint(to))).count()
+        marks.insert_prompt(now, &chain, BLOCK_TOKENS, endpoint(to)).count()
     }
 
     fn overlap(marks: &Marks, prompt: &[u8]) -> Vec<(EndpointId, u32)> {
@@ -234,7 +280,7 @@ mod tests {
         /// than 128 tokens; the order and repetition of what was sent does not matter.
         #[test]
         fn marks_predict_what_was_sent_to_within_a_stride(
-            sent in prop::collection::vec((prompt(), 0u16..3), 0..12),
+            sent in prop::collection::vec((prompt(), 0u16..6), 0..24),
             asked in prompt(),
             again in any::<bool>(),
         ) {
@@ -247,7 +293,7 @@ mod tests {
             }
             prop_assert_eq!(overlap(&marks, &asked), overlap(&backwards, &asked));
             let common = |prompt: &[u8]| prompt.iter().zip(&asked).take_while(|(a, b)| a == b).count();
-            let expected: Vec<_> = (0..3)
+            let expected: Vec<_> = (0..6)
                 .map(|slot| {
                     let most = sent.iter().filter(|(_, to)| *to == slot).map(|(prompt, _)| common(prompt)).max();
                     (endpoint(slot), MARKED[most.unwrap_or(0)])
@@ -278,7 +324,7 @@ mod tests {
     fn memory_is_bounded() {
         let mut marks = Marks::new(Config { memory_bytes_max: 100 * MARK_BYTES, ..CONFIG });
         for n in 0..10_000 {
-            marks.insert(Nanos::ZERO, BlockHash(n), endpoint(n as u16 % 7));
+            marks.insert(Nanos::ZERO, &[BlockHash(n)], endpoint(n as u16 % 7));
         }
         assert!((50..=100).contains(&marks.iter().count()), "{}", marks.iter().count());
         assert!(marks.iter().any(|(mark, _)| mark == BlockHash(9_999)));

@@ -8,7 +8,7 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::index::Overlap;
 use crate::index::approx;
-use crate::index::marks::{self, Marks, marks_of};
+use crate::index::marks::{self, Marks};
 use crate::replica::{News, PeerState, ReplicaId, SentPrompt};
 use crate::scheduler::{Input, Output};
 use crate::time::Nanos;
@@ -87,10 +87,8 @@ impl Router {
         }
         let mut shared = write(&self.shared);
         for SentPrompt { endpoint, marks } in prompts {
-            for mark in marks {
-                shared.sent.insert(now, mark, endpoint);
-                shared.fresh.insert(now, mark, endpoint);
-            }
+            shared.sent.insert(now, &marks, endpoint);
+            shared.fresh.insert(now, &marks, endpoint);
         }
     }
 
@@ -98,9 +96,7 @@ impl Router {
     pub fn hear_marks(&self, now: Nanos, prompts: &[SentPrompt]) {
         let mut shared = write(&self.shared);
         for SentPrompt { endpoint, marks } in prompts {
-            for mark in marks {
-                shared.sent.insert(now, *mark, *endpoint);
-            }
+            shared.sent.insert(now, marks, *endpoint);
         }
     }
 
@@ -132,12 +128,10 @@ impl Router {
         if !self.shares.load(Ordering::Relaxed) {
             return;
         }
-        let mut shared = write(&self.shared);
-        for mark in marks_of(chain, self.block_tokens()) {
-            if shared.untold.len() < UNTOLD_MAX && shared.sent.insert(now, mark, endpoint) {
-                shared.untold.push((endpoint, mark));
-            }
-        }
+        let Shared { sent, untold, .. } = &mut *write(&self.shared);
+        let room = UNTOLD_MAX.saturating_sub(untold.len());
+        let new = sent.insert_prompt(now, chain, self.block_tokens(), endpoint).take(room);
+        untold.extend(new.map(|mark| (endpoint, mark)));
     }
 
     /// Forgets what was sent to an endpoint.
