@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvlane_core::limit;
 use kvlane_core::replica::{LEASE, ReplicaId};
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
@@ -12,6 +13,16 @@ use serde_json::{Value, json};
 const LISTED_FOR: Nanos = Nanos::from_secs(60);
 /// Most replicas that are listed.
 const LISTED_MAX: usize = 256;
+
+/// The limits of clients, as far as replicas exchange what is used of them: see [`kvlane_core::limit`].
+pub trait Limits: Send + Sync {
+    /// Takes the usage under each entry where it has changed since the last time, or all. `others` are the replicas that
+    /// were heard lately.
+    fn tell(&self, now: Nanos, own: ReplicaId, others: &[ReplicaId], all: bool) -> Vec<limit::News>;
+
+    /// Takes over what another replica has told.
+    fn hear(&self, now: Nanos, replica: ReplicaId, news: &limit::News);
+}
 
 /// The other replicas.
 #[derive(Debug, Default)]
@@ -82,8 +93,9 @@ impl Replicas {
     }
 
     /// Those whose load counts.
-    pub fn live(&self, now: Nanos) -> usize {
-        self.heard(now).values().filter(|heard| now < heard.at + LEASE).count()
+    pub fn live(&self, now: Nanos) -> Vec<ReplicaId> {
+        let counts = |(_, heard): &(ReplicaId, Heard)| now < heard.at + LEASE;
+        self.heard(now).into_iter().filter(counts).map(|(replica, _)| replica).collect()
     }
 
     /// Sets why the peer at this address cannot be told anything. Returns whether that is another reason than before.

@@ -361,7 +361,10 @@ impl Serving {
         // Before the first worker, and so before the first pool.
         if let Some(socket) = replicas {
             let tls = config.replicas.tls().map_err(invalid)?;
-            let (started, work) = Exchange::start(Arc::clone(&fleet), config.replicas.clone(), tls, socket)?;
+            proxy.share_tenants(&config.replicas.cluster);
+            let limits = Arc::clone(&proxy.limits);
+            let (started, work) =
+                Exchange::start(Arc::clone(&fleet), limits, config.replicas.clone(), tls, socket)?;
             threads.push(thread("replicas", runtime()?, kill.clone(), work)?);
             exchange = Some(started);
         }

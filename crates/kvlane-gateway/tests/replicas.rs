@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::replica::ReplicaId;
-use kvlane_gateway::config::Config;
+use kvlane_gateway::config::{Config, LimitSpec};
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually, soon};
 use kvlane_wire::replica::{Hello, hello};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -36,7 +36,7 @@ fn set_peers(gateway: &TestGateway, peers: &[SocketAddr]) {
 }
 
 fn live(gateway: &TestGateway) -> usize {
-    gateway.fleet().replicas.live(gateway.fleet().clock.now())
+    gateway.fleet().replicas.live(gateway.fleet().clock.now()).len()
 }
 
 /// Gives all gateways the same peers, themselves among them, and waits until they hear each other.
@@ -112,6 +112,47 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
     eventually("its lease has ended", || elsewhere(&b) == 0).await;
     assert_eq!(live(&b), 0);
     drop(call);
+    b.end().await;
+}
+
+/// Invariant: What a client uses of its limits at one replica, it has used at the others.
+#[tokio::test]
+async fn what_is_used_of_a_limit_at_one_replica_is_used_at_the_other() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = replica();
+    let spec = |limit: LimitSpec| LimitSpec { key: "*".into(), ..limit };
+    config.limits = vec![
+        spec(LimitSpec { requests_per_minute: 3, ..LimitSpec::default() }),
+        spec(LimitSpec { model: "m".into(), concurrent_requests: 1, ..LimitSpec::default() }),
+    ];
+    let a = TestGateway::start(config.clone(), &[&engine]).await;
+    let b = TestGateway::start(config, &[&engine]).await;
+    meet(&[&a, &b]).await;
+    let clients = |gateway: &TestGateway| gateway.serving().proxy.limits.figures()[0].1;
+    let (client, mut call) = a.stream(&engine, "x").await;
+    eventually("the other knows", || clients(&b) == 1).await;
+    let refused = b.ask("POST", CHAT, chat("m", "y")).await;
+    assert_eq!(refused.status, 429);
+    assert!(refused.text().contains("concurrent requests"), "{}", refused.text());
+    call.chunk("data: [DONE]\n\n").await;
+    call.end_stream().await;
+    drop(client);
+    let answers = async {
+        loop {
+            engine.answer("{}").await;
+        }
+    };
+    let used_up = async {
+        while b.ask("POST", CHAT, chat("m", "z")).await.header("x-ratelimit-remaining-requests") != Some("0")
+        {
+        }
+        while !a.ask("POST", CHAT, chat("m", "x")).await.text().contains("requests per minute") {}
+    };
+    soon("what was used at one is used up at the other", async {
+        tokio::select! { () = used_up => {}, () = answers => {} }
+    })
+    .await;
+    a.end().await;
     b.end().await;
 }
 

@@ -3,13 +3,13 @@
 //! An unusable hint is ignored and never an error. Names become keys here and are not kept, so no name is in a log, a
 //! receipt or a recording.
 //!
-//! A tenant's key is a keyed hash (SipHash, with keys drawn when the process starts), because a tenant's name may be
-//! its API key: API keys cannot be guessed from a recording. The key differs between processes, which is enough for
-//! fairness. A session's key is the same at every gateway and after a restart, so that policies which hash sessions
+//! A tenant's key is a keyed hash (SipHash), because a tenant's name may be its API key: API keys cannot be guessed from a
+//! recording. Its secret is drawn when the process starts, or follows from the key of the salts where replicas have to
+//! agree ([`AttributeReader::with_tenant_key`]). A session's key is the same at every gateway and after a restart, so that policies which hash sessions
 //! agree. It includes the tenant's name: sessions of two tenants with the same name are two sessions.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,6 +19,7 @@ use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_core::request::{SchedulingRequest, SessionKey, Slo, TenantKey};
 use kvlane_core::section;
 use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
+use siphasher::sip::SipHasher13;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, is_credential};
@@ -106,6 +107,7 @@ impl Config {
 }
 
 /// Reads hints. One per gateway.
+#[derive(Clone)]
 pub struct AttributeReader {
     session_headers: Vec<HeaderName>,
     tenant_headers: Vec<HeaderName>,
@@ -114,7 +116,7 @@ pub struct AttributeReader {
     priorities: BTreeMap<String, i8>,
     /// Priorities by the name of an objective.
     objectives: Arc<ArcSwap<BTreeMap<String, i8>>>,
-    keys: RandomState,
+    tenants: SipHasher13,
     salts: SaltKey,
 }
 
@@ -151,7 +153,10 @@ impl AttributeReader {
             slo_headers: [headers(&config.ttft_slo_headers), headers(&config.tpot_slo_headers)],
             objectives: Arc::default(),
             priorities: config.priorities.clone(),
-            keys: RandomState::new(),
+            tenants: {
+                let random = RandomState::new();
+                SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1))
+            },
             salts,
         }
     }
@@ -162,11 +167,19 @@ impl AttributeReader {
         Self { objectives, ..self }
     }
 
+    /// The same reader, whose tenant keys are those of every reader with this key. Replicas agree on them so.
+    #[must_use]
+    pub fn with_tenant_key(&self, key: &SaltKey) -> Self {
+        let half = |n: u8| u64::from_str_radix(&key.salt(&[b"tenants", &[n]])[..16], 16).unwrap_or_default();
+        let tenants = SipHasher13::new_with_keys(half(0), half(1));
+        Self { tenants, ..self.clone() }
+    }
+
     /// New settings with the same tenant keys. The cache salts stay the same unless there is another salt key.
     pub fn reset(&self, config: &Config, salts: Option<SaltKey>) -> Self {
         let salts = salts.unwrap_or_else(|| self.salts.clone());
-        let (keys, objectives) = (self.keys.clone(), Arc::clone(&self.objectives));
-        Self { keys, objectives, ..Self::new(config, salts) }
+        let objectives = Arc::clone(&self.objectives);
+        Self { tenants: self.tenants, objectives, ..Self::new(config, salts) }
     }
 
     /// Reads the attributes from a request's head and, where its body is parsed, from the body.
@@ -183,7 +196,7 @@ impl AttributeReader {
         let session = session.or_else(|| Some(body?.session.as_ref()?.as_bytes()));
         Attributes {
             session: session.map(|name| session_key(tenant, name)),
-            tenant: tenant.map(|tenant| TenantKey(self.keys.hash_one(tenant))),
+            tenant: tenant.map(|tenant| self.tenant_key(tenant)),
             priority: self.priority(headers).unwrap_or_default(),
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
@@ -228,7 +241,13 @@ impl AttributeReader {
     /// header.
     pub fn tenants_called(&self, name: &str) -> [TenantKey; 2] {
         let name = name.as_bytes();
-        [Tenant::Known(name), Tenant::Named(name)].map(|tenant| TenantKey(self.keys.hash_one(tenant)))
+        [Tenant::Known(name), Tenant::Named(name)].map(|tenant| self.tenant_key(tenant))
+    }
+
+    fn tenant_key(&self, tenant: Tenant<'_>) -> TenantKey {
+        let mut hasher = self.tenants;
+        tenant.hash(&mut hasher);
+        TenantKey(hasher.finish())
     }
 
     fn slo(&self, headers: &HeaderMap) -> Slo {

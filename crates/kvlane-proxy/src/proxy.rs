@@ -30,7 +30,7 @@ pub struct Proxy {
     /// Reads the attributes of requests.
     pub attribute_reader: ArcSwap<AttributeReader>,
     /// What each client may use.
-    pub limits: Limits,
+    pub limits: Arc<Limits>,
     /// The memory that the requests of all clients hold.
     pub memory: Arc<Memory>,
     /// The worker that made each stored response, file or batch.
@@ -52,7 +52,7 @@ impl Proxy {
         let salts = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
         let objectives = Arc::clone(&fleet.discovery.objectives);
         let reader = AttributeReader::new(&settings.attributes, salts).with_objectives(objectives);
-        let limits = Limits::default();
+        let limits = Arc::new(Limits::default());
         limits.configure(&settings.limits, &reader);
         Self {
             fleet,
@@ -68,6 +68,16 @@ impl Proxy {
             next_request: AtomicU64::new(1),
             settings: ArcSwap::from_pointee(settings),
         }
+    }
+
+    /// Makes the keys of tenants the same at all replicas of this cluster, before there are requests: they are hashed with
+    /// `auth.tenant_salt_key` or, without one, with the cluster's name.
+    pub fn share_tenants(&self, cluster: &str) {
+        let settings = self.settings();
+        let key = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(|| SaltKey::of(cluster));
+        let reader = self.attribute_reader.load().with_tenant_key(&key);
+        self.limits.configure(&settings.limits, &reader);
+        self.attribute_reader.store(Arc::new(reader));
     }
 
     /// The settings. Hold the guard for a moment only.

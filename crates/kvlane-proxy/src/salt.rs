@@ -42,6 +42,11 @@ impl SaltKey {
         Ok(Some(Self(hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()))))
     }
 
+    /// The key that follows from a name, and so is no secret.
+    pub(crate) fn of(name: &str) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, name.as_bytes()))
+    }
+
     /// A random key for this process.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use kvlane_fleet::panics::persist;
 use kvlane_fleet::replicas::{Snapshot, shown};
 use kvlane_http::tls::Stream;
 use kvlane_wire::grpc::CONTENT_TYPE;
-use kvlane_wire::replica::{Encoder, Frame, Hello, hello};
+use kvlane_wire::replica::{Encoder, Frame, Hello, hello, limit};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::listen::Resolver;
 use super::members::Members;
-use super::outbox::{Budget, Outbox};
+use super::outbox::{Budget, Outbox, Taken};
 use super::stream::{Ended, Incoming, STEP_WITHIN, WINDOW, send, writable};
 use super::{NEWS_PATH, OpenOutbox, SNAPSHOT_PATH, Shared, jittered};
 
@@ -219,10 +219,11 @@ async fn tell(
         outbox.filled().await;
         sleep(budget.pause(Instant::now())).await;
         writable(stream).await?;
-        let (news, shed) = outbox.take(budget.marks(Instant::now()));
+        let Taken { news, limits, shed } = outbox.take(budget.marks(Instant::now()));
         shared.fleet.metrics.replicas.replica_marks_shed.inc_by(shed as u64);
         let mut bytes = Vec::new();
         news.iter().for_each(|news| encoder.news(news, &mut bytes));
+        limits.iter().for_each(|news| limit(&mut bytes, news));
         budget.spend(Instant::now(), bytes.len());
         shared.count("sent", bytes.len());
         send(stream, bytes.into()).await?;

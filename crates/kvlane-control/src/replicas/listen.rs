@@ -190,10 +190,14 @@ async fn news(
     while let Some(frame) = incoming.next().await? {
         shared.count("received", incoming.bytes - std::mem::replace(&mut counted, incoming.bytes));
         shared.fleet.replicas.hear(shared.fleet.clock.now(), peer.replica, from.ip());
-        if let Frame::News(news) = frame
-            && let Some((pool, news)) = resolver.known(&shared.fleet, news)
-        {
-            pool.hear(peer.replica, news);
+        match frame {
+            Frame::News(news) => {
+                if let Some((pool, news)) = resolver.known(&shared.fleet, news) {
+                    pool.hear(peer.replica, news);
+                }
+            }
+            Frame::Limit(news) => shared.limits.hear(shared.fleet.clock.now(), peer.replica, &news),
+            Frame::Hello(_) | Frame::Unknown => {}
         }
     }
     Err(Ended::Closed)

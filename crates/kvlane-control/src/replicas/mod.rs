@@ -29,7 +29,7 @@ use kvlane_core::replica::ReplicaId;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::metrics::DirectionLabel;
 use kvlane_fleet::panics::persist;
-use kvlane_fleet::replicas::shown;
+use kvlane_fleet::replicas::{Limits, shown};
 use kvlane_http::tls::Mutual;
 use kvlane_wire::replica::Hello;
 use tokio::sync::watch;
@@ -53,6 +53,7 @@ pub struct Exchange {
 /// What all connections share.
 struct Shared {
     fleet: Arc<Fleet>,
+    limits: Arc<dyn Limits>,
     /// This process.
     own: ReplicaId,
     config: Replicas,
@@ -73,6 +74,7 @@ impl Exchange {
     /// The socket cannot be used.
     pub fn start(
         fleet: Arc<Fleet>,
+        limits: Arc<dyn Limits>,
         config: Replicas,
         tls: Option<Mutual>,
         socket: std::net::TcpListener,
@@ -89,7 +91,7 @@ impl Exchange {
         let (peers, seeds) = watch::channel(config.peers.clone());
         let (outboxes, greeted) = (Mutex::default(), AtomicBool::new(false));
         let started = Instant::now();
-        let shared = Arc::new(Shared { fleet, own, config, tls, started, outboxes, greeted });
+        let shared = Arc::new(Shared { fleet, limits, own, config, tls, started, outboxes, greeted });
         let exchange = Self { address, shared: Arc::clone(&shared), peers };
         let work = async move {
             let (found, members) = watch::channel(members::Members::new());
@@ -121,6 +123,11 @@ impl Shared {
     fn hello(&self) -> Hello {
         let age = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Hello::new(self.own, &self.config.cluster, age)
+    }
+
+    /// The number of news: a pool or limit that is made anew goes on where the one before has ended.
+    fn number(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     fn outboxes(&self) -> MutexGuard<'_, BTreeMap<ReplicaId, Arc<Outbox>>> {

@@ -1,6 +1,6 @@
 //! News that waits to be sent to one replica: bounded, and the latest wins.
 //!
-//! Loads are totals, so a later one replaces an earlier one. Marks are sent once: beyond a limit they are left out, and
+//! Loads and usages are totals, so a later one replaces an earlier one. Marks are sent once: beyond a limit they are left out, and
 //! counted.
 
 use std::collections::BTreeMap;
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvlane_core::block::BlockHash;
+use kvlane_core::limit::{self, Usage};
 use kvlane_core::replica::Share;
 use kvlane_wire::replica::News;
 use tokio::sync::Notify;
@@ -15,6 +16,8 @@ use tokio::time::Instant;
 
 /// Most marks that wait.
 const MARKS_MAX: usize = 1 << 15;
+/// Most usages of limits that wait; of further keys nothing is told until their usage changes again.
+const USAGES_MAX: usize = 1 << 14;
 /// Bytes of a mark in a frame.
 const MARK_BYTES: f64 = 8.0;
 /// Share of a second's bytes that marks leave to loads.
@@ -31,6 +34,17 @@ pub(super) struct Outbox {
 struct Pending {
     pools: BTreeMap<Arc<str>, OfPool>,
     marks: usize,
+    /// Usage by entry of `limits` and key, with the number of the news.
+    limits: BTreeMap<(String, String), (u64, BTreeMap<u64, Usage>)>,
+}
+
+/// What is taken to be sent.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Taken {
+    pub(super) news: Vec<News>,
+    pub(super) limits: Vec<limit::News>,
+    /// How many marks were left out.
+    pub(super) shed: usize,
 }
 
 /// The news of one router.
@@ -56,7 +70,7 @@ impl Outbox {
     /// Adds news; that of all endpoints replaces all earlier loads. Returns how many marks were left out.
     pub(super) fn put(&self, news: &News, all: bool) -> usize {
         let mut pending = self.pending();
-        let Pending { pools, marks } = &mut *pending;
+        let Pending { pools, marks, .. } = &mut *pending;
         let waiting = pools.entry(Arc::clone(&news.pool)).or_default();
         waiting.number = news.number;
         if all {
@@ -82,16 +96,30 @@ impl Outbox {
         shed
     }
 
+    /// Adds usage under one entry of `limits`.
+    pub(super) fn put_limit(&self, news: &limit::News) {
+        let mut pending = self.pending();
+        let (number, waiting) = pending.limits.entry(news.subject.clone()).or_default();
+        *number = news.number;
+        for (key, usage) in &news.usages {
+            if waiting.len() < USAGES_MAX || waiting.contains_key(key) {
+                waiting.insert(*key, *usage);
+            }
+        }
+        drop(pending);
+        self.filled.notify_one();
+    }
+
     /// Waits until there is news.
     pub(super) async fn filled(&self) {
-        while self.pending().pools.is_empty() {
+        while self.pending().is_empty() {
             self.filled.notified().await;
         }
     }
 
-    /// Takes all news, with at most `marks_max` marks. Also returns how many marks were left out.
-    pub(super) fn take(&self, marks_max: usize) -> (Vec<News>, usize) {
-        let Pending { pools, marks } = std::mem::take(&mut *self.pending());
+    /// Takes all news, with at most `marks_max` marks.
+    pub(super) fn take(&self, marks_max: usize) -> Taken {
+        let Pending { pools, marks, limits } = std::mem::take(&mut *self.pending());
         let mut left = marks_max;
         let news = pools.into_iter().map(|(pool, OfPool { number, shares, block_tokens, mut prompts })| {
             for (_, marks) in &mut prompts {
@@ -101,11 +129,24 @@ impl Outbox {
             prompts.retain(|(_, marks)| !marks.is_empty());
             News { pool, number, shares: shares.into_iter().collect(), block_tokens, prompts }
         });
-        (news.collect(), marks.saturating_sub(marks_max))
+        let limits = limits.into_iter().map(|(subject, (number, usages))| limit::News {
+            subject,
+            number,
+            usages: usages.into_iter().collect(),
+        });
+        Taken { news: news.collect(), limits: limits.collect(), shed: marks.saturating_sub(marks_max) }
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Pending ===
+
+impl Pending {
+    fn is_empty(&self) -> bool {
+        self.pools.is_empty() && self.limits.is_empty()
     }
 }
 
@@ -175,11 +216,11 @@ mod tests {
             shed += outbox.put(&news(number, &loads[..1 + usize::from(number == 3)], 100), false);
         }
         assert_eq!(shed, 100_000 - MARKS_MAX);
-        let (taken, left_out) = outbox.take(MARKS_MAX);
-        assert_eq!((taken.len(), taken[0].number, left_out), (1, 1000, 0));
+        let Taken { news: taken, shed, .. } = outbox.take(MARKS_MAX);
+        assert_eq!((taken.len(), taken[0].number, shed), (1, 1000, 0));
         assert_eq!(loads(&taken[0]), [("a", 1000), ("b", 7)]);
         assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).sum::<usize>(), MARKS_MAX);
-        assert_eq!(outbox.take(MARKS_MAX), (Vec::new(), 0));
+        assert_eq!(outbox.take(MARKS_MAX), Taken::default());
     }
 
     #[test]
@@ -187,7 +228,7 @@ mod tests {
         let outbox = Outbox::default();
         outbox.put(&news(1, &[("a", 1), ("gone", 2)], 0), false);
         outbox.put(&news(2, &[("a", 3)], 0), true);
-        assert_eq!(loads(&outbox.take(0).0[0]), [("a", 3)]);
+        assert_eq!(loads(&outbox.take(0).news[0]), [("a", 3)]);
     }
 
     #[test]
@@ -195,17 +236,34 @@ mod tests {
         let outbox = Outbox::default();
         outbox.put(&news(1, &[("a", 1)], 10), false);
         outbox.put(&news(2, &[("a", 2)], 10), false);
-        let (taken, left_out) = outbox.take(13);
-        assert_eq!((loads(&taken[0]), left_out), (vec![("a", 2)], 7));
+        let Taken { news: taken, shed, .. } = outbox.take(13);
+        assert_eq!((loads(&taken[0]), shed), (vec![("a", 2)], 7));
         assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>(), [10, 3]);
         outbox.put(&news(3, &[], 10), false);
         outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false);
-        let (taken, _) = outbox.take(100);
+        let taken = outbox.take(100).news;
         assert_eq!(
             taken[0].prompts,
             [("a".into(), vec![BlockHash(4)])],
             "marks of other blocks are of no use"
         );
+    }
+
+    #[test]
+    fn the_latest_usage_wins_and_keys_are_bounded() {
+        let outbox = Outbox::default();
+        let news = |number, keys: std::ops::Range<u64>| limit::News {
+            subject: ("*".into(), "m".into()),
+            number,
+            usages: keys.map(|key| (key, Usage { asked: number, ..Usage::default() })).collect(),
+        };
+        outbox.put_limit(&news(1, 0..3));
+        outbox.put_limit(&news(2, 1..2));
+        let taken = outbox.take(0).limits;
+        let asked: Vec<u64> = taken[0].usages.iter().map(|(_, usage)| usage.asked).collect();
+        assert_eq!((taken.len(), taken[0].number, asked), (1, 2, vec![1, 2, 1]));
+        outbox.put_limit(&news(3, 0..USAGES_MAX as u64 + 5));
+        assert_eq!(outbox.take(0).limits[0].usages.len(), USAGES_MAX);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use kvlane_core::limit;
 use kvlane_core::replica as core;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::pool::ModelPool;
@@ -25,7 +26,8 @@ pub(super) async fn tell(shared: Arc<Shared>) {
         ticks.tick().await;
         let now = Instant::now();
         let is_due = now >= all_at;
-        let all = shared.greeted.swap(false, Ordering::Relaxed) || is_due;
+        let greets = shared.greeted.swap(false, Ordering::Relaxed);
+        let all = greets || is_due;
         if is_due {
             all_at = now + ALL_EVERY;
         }
@@ -46,10 +48,14 @@ pub(super) async fn tell(shared: Arc<Shared>) {
             }
             let told = pool.router.tell(all);
             if all || !told.shares.is_empty() || !told.prompts.is_empty() {
-                // A pool that is opened anew begins to count at 1: its news would be taken for old.
-                let number = u64::try_from(shared.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-                put(News { number, ..named(pool, told) });
+                put(News { number: shared.number(), ..named(pool, told) });
             }
+        }
+        let now = shared.fleet.clock.now();
+        let others = shared.fleet.replicas.live(now);
+        for told in shared.limits.tell(now, shared.own, &others, greets) {
+            let number = shared.number();
+            outboxes.iter().for_each(|outbox| outbox.put_limit(&limit::News { number, ..told.clone() }));
         }
         if pools.is_empty() && all {
             put(News::default());

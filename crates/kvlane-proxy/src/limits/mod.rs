@@ -15,6 +15,7 @@
 //! none.
 
 pub mod config;
+mod replicas;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

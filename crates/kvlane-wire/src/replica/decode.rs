@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvlane_core::block::BlockHash;
+use kvlane_core::limit;
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::{ReplicaId, Share};
+use kvlane_core::time::Nanos;
 
 use super::frame::{
     FRAME_BYTES_MAX, Frame, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
+    USAGES_MAX,
 };
 use crate::grpc::{FrameError, Frames};
 use crate::protobuf::{Field, Invalid, checked_fields};
@@ -63,6 +66,7 @@ impl Decoder {
             match field? {
                 (1, Field::Bytes(hello)) => frame = Frame::Hello(read_hello(hello)?),
                 (2, Field::Bytes(news)) => frame = Frame::News(self.read_news(news)?),
+                (3, Field::Bytes(limit)) => frame = Frame::Limit(read_limit(limit)?),
                 _ => {}
             }
         }
@@ -170,6 +174,42 @@ fn read_hello(message: &[u8]) -> Result<Hello, DecodeError> {
         }
     }
     Ok(hello)
+}
+
+fn read_limit(message: &[u8]) -> Result<limit::News, DecodeError> {
+    let mut news = limit::News::default();
+    for field in checked_fields(message) {
+        match field? {
+            (1, Field::Bytes(key)) => news.subject.0 = name(key)?.to_owned(),
+            (2, Field::Bytes(model)) => news.subject.1 = name(model)?.to_owned(),
+            (3, Field::Number(number)) => news.number = number,
+            (4, Field::Bytes(_)) if news.usages.len() == USAGES_MAX => {
+                return Err(DecodeError::TooMany("usages"));
+            }
+            (4, Field::Bytes(usage)) => news.usages.push(read_usage(usage)?),
+            _ => {}
+        }
+    }
+    Ok(news)
+}
+
+fn read_usage(message: &[u8]) -> Result<(u64, limit::Usage), DecodeError> {
+    let (mut key, mut usage) = (0, limit::Usage::default());
+    for field in checked_fields(message) {
+        let (field, Field::Number(value)) = field? else { continue };
+        match field {
+            1 => key = value,
+            2 => usage.requests = Nanos(value),
+            3 => usage.tokens = Nanos(value),
+            4 => usage.requests_owed = Nanos(value),
+            5 => usage.tokens_owed = Nanos(value),
+            6 => usage.asked = value,
+            7 => usage.in_flight = small("in_flight", value)?,
+            8 => usage.age = Nanos(value),
+            _ => {}
+        }
+    }
+    Ok((key, usage))
 }
 
 fn name(bytes: &[u8]) -> Result<&str, DecodeError> {

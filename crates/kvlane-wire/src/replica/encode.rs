@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
+use kvlane_core::limit;
 use kvlane_core::replica::Share;
 
 use super::frame::{
     FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
+    USAGES_MAX,
 };
 use crate::grpc::frame;
 use crate::protobuf::Message;
@@ -42,6 +44,26 @@ pub fn hello(out: &mut Vec<u8>, hello: &Hello) {
             message.number(5, hello.age_ms);
         });
     });
+}
+
+/// Appends the usage under one entry of `limits`. One with longer names than [`NAME_BYTES_MAX`] is left out.
+pub fn limit(out: &mut Vec<u8>, news: &limit::News) {
+    let (key, model) = &news.subject;
+    if key.len().max(model.len()) > NAME_BYTES_MAX {
+        return;
+    }
+    for usages in news.usages.chunks(USAGES_MAX) {
+        frame(out, |message| {
+            message.message(3, |message| {
+                message.bytes(1, key.as_bytes());
+                message.bytes(2, model.as_bytes());
+                number(message, 3, news.number);
+                for (key, usage) in usages {
+                    message.message(4, |message| write_usage(message, *key, usage));
+                }
+            });
+        });
+    }
 }
 
 // === impl Encoder ===
@@ -130,6 +152,17 @@ fn write_share(message: &mut Message, endpoint: u64, share: &Share) {
     if share.placed_s != 0.0 {
         message.fixed64(8, share.placed_s.to_bits());
     }
+}
+
+fn write_usage(message: &mut Message, key: u64, usage: &limit::Usage) {
+    message.fixed64(1, key);
+    number(message, 2, usage.requests.0);
+    number(message, 3, usage.tokens.0);
+    number(message, 4, usage.requests_owed.0);
+    number(message, 5, usage.tokens_owed.0);
+    number(message, 6, usage.asked);
+    number(message, 7, usage.in_flight.into());
+    number(message, 8, usage.age.0);
 }
 
 fn number(message: &mut Message, field: u64, value: u64) {

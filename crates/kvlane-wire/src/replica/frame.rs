@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
+use kvlane_core::limit;
 use kvlane_core::replica::{ReplicaId, Share};
 
 /// The version that is written here.
@@ -20,6 +21,8 @@ pub(super) const NAMES_BYTES_MAX: usize = 8 << 20;
 pub(super) const SHARES_MAX: usize = 1 << 11;
 /// Most marks in one frame: of 8 bytes each.
 pub(super) const MARKS_MAX: usize = 1 << 13;
+/// Most usages in one frame: of at most 80 bytes each.
+pub(super) const USAGES_MAX: usize = 1 << 11;
 /// Most bytes of names in one frame.
 pub(super) const FRAME_NAMES_BYTES_MAX: usize = 32 << 10;
 
@@ -30,6 +33,8 @@ pub enum Frame {
     Hello(Hello),
     /// News of one router.
     News(News),
+    /// Usage under one entry of `limits`.
+    Limit(limit::News),
     /// Of a kind that only later versions know.
     Unknown,
 }

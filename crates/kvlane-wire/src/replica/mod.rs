@@ -4,13 +4,16 @@
 //! names. A name is written once for each stream, and then by its place in the list of names written so far.
 //!
 //! ```text
-//! Frame  { Hello hello = 1; News news = 2; }
+//! Frame  { Hello hello = 1; News news = 2; Limit limit = 3; }
 //! Hello  { version = 1; readable_from = 2; fixed64 replica = 3; string cluster = 4; age_ms = 5; }
 //! News   { string pool = 1; number = 2; bool names_anew = 3; repeated string names = 4; repeated Share shares = 5;
 //!          block_tokens = 6; repeated Prompt prompts = 7; }
 //! Share  { endpoint = 1; requests = 2; prefilling = 3; moving = 4; prefill_tokens = 5; prefill_pairs = 6;
 //!          context_tokens = 7; double placed_s = 8; }
 //! Prompt { endpoint = 1; repeated fixed64 marks = 2; }
+//! Limit  { string key = 1; string model = 2; number = 3; repeated Usage usages = 4; }
+//! Usage  { fixed64 key = 1; requests_ns = 2; tokens_ns = 3; requests_owed_ns = 4; tokens_owed_ns = 5; asked = 6;
+//!          in_flight = 7; age_ns = 8; }
 //! ```
 //!
 //! Numbers are `uint64`, those that are 0 are left out, and names are written before they are used. A reader skips
@@ -24,5 +27,5 @@ mod frame;
 mod tests;
 
 pub use self::decode::{DecodeError, Decoder};
-pub use self::encode::{Encoder, hello};
+pub use self::encode::{Encoder, hello, limit};
 pub use self::frame::{FRAME_BYTES_MAX, Frame, Hello, NAME_BYTES_MAX, NAMES_MAX, News, VERSION};

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvlane_core::block::BlockHash;
+use kvlane_core::limit::{self, Usage};
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::{ReplicaId, Share};
+use kvlane_core::time::Nanos;
 use proptest::prelude::*;
 
-use super::frame::SHARES_MAX;
+use super::frame::{SHARES_MAX, USAGES_MAX};
 use super::*;
 use crate::grpc::frame;
 use crate::protobuf::{Invalid, Message};
@@ -93,8 +95,8 @@ proptest! {
         let mut decoder = Decoder::default();
         decoder.push(bytes.clone().into());
         while let Ok(Some(_)) = decoder.frame() {}
-        // As the content of a frame, of news, of a share and of a prompt: random bytes seldom get that far.
-        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7]] {
+        // As the content of a frame, of news, of a share, of a prompt and so on: random bytes seldom get that far.
+        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[3], &[3, 4]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
@@ -120,6 +122,30 @@ fn nested(message: &mut Message, path: &[u64], bytes: &[u8]) {
         [] => message.0.extend_from_slice(bytes),
         [first, rest @ ..] => message.message(*first, |inner| nested(inner, rest, bytes)),
     }
+}
+
+#[test]
+fn usage_of_limits_is_read_as_written_in_as_many_frames_as_it_takes() {
+    let usage = |key: u64| {
+        let [requests, tokens, requests_owed, tokens_owed, age] = [1, 2, 3, 4, 5].map(|n| Nanos(key * n));
+        Usage { requests, tokens, requests_owed, tokens_owed, asked: key * 6, in_flight: key as u32 * 7, age }
+    };
+    let usages: Vec<_> = (0..USAGES_MAX as u64 + 10).map(|key| (key << 40, usage(key))).collect();
+    let news = limit::News { subject: ("key".into(), "model".into()), number: 9, usages };
+    let mut wire = Vec::new();
+    limit(&mut wire, &news);
+    let frames = decoded(wire);
+    assert_eq!(frames.len(), 2);
+    let mut read = limit::News::default();
+    for frame in frames {
+        let Frame::Limit(part) = frame else { panic!("{frame:?}") };
+        (read.subject, read.number) = (part.subject, part.number);
+        read.usages.extend(part.usages);
+    }
+    assert_eq!(read, news);
+    let mut wire = Vec::new();
+    limit(&mut wire, &limit::News { subject: ("k".repeat(NAME_BYTES_MAX + 1), String::new()), ..news });
+    assert!(wire.is_empty(), "a name that no reader would take");
 }
 
 #[test]

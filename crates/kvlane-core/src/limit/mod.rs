@@ -8,14 +8,18 @@
 //! Each rate is stored as the time at which all usage will have refilled (the generic cell rate algorithm of ATM Forum
 //! TM-4.0, section 4.4.2, with a minute as its tolerance), so that an unused key need not be stored.
 
+mod rate;
+mod replicas;
+
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
+use self::rate::{MINUTE, Rate, left, span, wait};
+pub use self::replicas::{News, Usage};
+use self::replicas::{Replicas, Spread};
 use crate::time::Nanos;
 
-/// Burst: the usage that refills within this time may be used at once.
-const MINUTE: Nanos = Nanos::from_secs(60);
 /// Number of keys below which idle keys are not collected.
 const KEYS_MIN: usize = 1024;
 
@@ -95,16 +99,26 @@ pub struct Limiter {
     keys: HashMap<u64, Used, FixedState>,
     /// Number of keys at which idle ones are collected.
     sweep_len: usize,
+    replicas: Replicas,
 }
 
 /// Usage of one key.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Used {
-    /// When all requests have refilled.
-    requests_back: Nanos,
-    /// When all tokens have refilled.
-    tokens_back: Nanos,
+    /// Since when it is remembered.
+    since: Nanos,
+    requests: Rate,
+    tokens: Rate,
     in_flight: u32,
+    /// Requests in flight of other routers.
+    elsewhere: u32,
+    /// Requests since it is remembered, and those of which other routers may not have heard: since the last news, and
+    /// before it.
+    asked: u64,
+    asked_lately: [u32; 2],
+    spread: Spread,
+    /// Requests that have entered and that other routers may not have heard of: since the last news, and before it.
+    entered: [u32; 2],
 }
 
 // === impl Kind ===
@@ -125,7 +139,7 @@ impl Kind {
 impl Limiter {
     /// A limiter without any usage.
     pub fn new(config: Config) -> Self {
-        Self { config, keys: HashMap::default(), sweep_len: KEYS_MIN }
+        Self { config, keys: HashMap::default(), sweep_len: KEYS_MIN, replicas: Replicas::default() }
     }
 
     /// Limits of each key.
@@ -154,10 +168,11 @@ impl Limiter {
     /// The limit it exceeds; the request then uses nothing. If it exceeds several, the one with the longest wait.
     pub fn admit(&mut self, now: Nanos, key: u64, tokens: u64) -> Result<Permit, Exceeded> {
         let Config { requests_per_minute, tokens_per_minute, .. } = self.config;
-        let used = self.keys.get(&key).copied().unwrap_or_default();
+        self.ask(key);
+        let used = self.used(now, key);
         let waits = [
-            (Kind::Tokens, wait(now, used.tokens_back, tokens, tokens_per_minute)),
-            (Kind::Requests, wait(now, used.requests_back, 1, requests_per_minute)),
+            (Kind::Tokens, self.wait(now, key, (&used, &used.tokens), tokens, tokens_per_minute)),
+            (Kind::Requests, self.wait(now, key, (&used, &used.requests), 1, requests_per_minute)),
         ];
         let [longest, other] = waits;
         let (kind, retry_after) = if other.1 > longest.1 { other } else { longest };
@@ -177,21 +192,44 @@ impl Limiter {
 
     fn enter(&mut self, now: Nanos, key: u64, requests: u64, tokens: u64) -> Result<Permit, Exceeded> {
         let Config { requests_per_minute, tokens_per_minute, concurrent_requests, .. } = self.config;
-        let used = self.keys.get(&key).copied().unwrap_or_default();
-        if concurrent_requests > 0 && used.in_flight >= concurrent_requests {
+        let mut used = self.used(now, key);
+        let in_flight = used.requests_now().saturating_add(self.replicas.unheard(now, &used));
+        if concurrent_requests > 0 && in_flight >= concurrent_requests {
             return Err(Exceeded { kind: Kind::Concurrency, retry_after: Nanos::ZERO });
         }
-        let permit = Permit {
-            key,
-            requests,
-            tokens,
-            requests_back: used.requests_back.max(now) + span(requests, requests_per_minute),
-            tokens_back: used.tokens_back.max(now) + span(tokens, tokens_per_minute),
-        };
-        let Permit { requests_back, tokens_back, .. } = permit;
-        self.keys.insert(key, Used { requests_back, tokens_back, in_flight: used.in_flight + 1 });
+        used.requests.charge(now, span(requests, requests_per_minute));
+        used.tokens.charge(now, span(tokens, tokens_per_minute));
+        used.in_flight += 1;
+        used.entered[0] += 1;
+        self.keys.insert(key, used);
+        self.replicas.note(key);
         self.forget(now);
-        Ok(permit)
+        let (requests_back, tokens_back) = (used.requests.back, used.tokens.back);
+        Ok(Permit { key, requests, tokens, requests_back, tokens_back })
+    }
+
+    /// A request asks, which may be refused.
+    fn ask(&mut self, key: u64) {
+        if let Some(used) = self.keys.get_mut(&key) {
+            used.asked += 1;
+            used.asked_lately[0] = used.asked_lately[0].saturating_add(1);
+            self.replicas.note(key);
+        }
+    }
+
+    fn used(&self, now: Nanos, key: u64) -> Used {
+        self.keys.get(&key).copied().unwrap_or_else(|| Used::new(now))
+    }
+
+    /// Time until `amount` fits.
+    fn wait(&self, now: Nanos, key: u64, used: (&Used, &Rate), amount: u64, per_minute: u64) -> Nanos {
+        let back = used.1.back;
+        match wait(now, back, amount, per_minute) {
+            Nanos::ZERO if per_minute > 0 => {
+                self.replicas.wait(now, key, used, span(amount, per_minute), MINUTE - (back - now))
+            }
+            wait => wait,
+        }
     }
 
     /// A request is over and took `tokens`.
@@ -199,31 +237,33 @@ impl Limiter {
         let per_minute = self.config.tokens_per_minute;
         let Some(used) = self.keys.get_mut(&permit.key) else { return };
         used.in_flight = used.in_flight.saturating_sub(1);
+        used.entered[0] = used.entered[0].saturating_sub(1);
         let (expected, took) = (span(permit.tokens, per_minute), span(tokens, per_minute));
         if took > expected {
-            used.tokens_back = used.tokens_back.max(now) + (took - expected);
+            used.tokens.charge(now, took - expected);
         } else {
-            give_back(now, &mut used.tokens_back, permit.tokens_back, expected - took);
+            used.tokens.give_back(now, permit.tokens_back, expected - took);
         }
+        self.replicas.note(permit.key);
     }
 
     /// An admitted request is not sent, because another limit rejects it. Its charge is returned.
     pub fn cancel(&mut self, now: Nanos, permit: Permit) {
         let requests = span(permit.requests, self.config.requests_per_minute);
         if let Some(used) = self.keys.get_mut(&permit.key) {
-            give_back(now, &mut used.requests_back, permit.requests_back, requests);
+            used.requests.give_back(now, permit.requests_back, requests);
         }
         self.settle(now, permit, 0);
     }
 
     /// A key's remaining limits.
     pub fn standing(&self, now: Nanos, key: u64) -> Standing {
-        let used = self.keys.get(&key).copied().unwrap_or_default();
+        let used = self.used(now, key);
         Standing {
-            requests_left: left(now, used.requests_back, self.config.requests_per_minute),
-            requests_reset: used.requests_back - now,
-            tokens_left: left(now, used.tokens_back, self.config.tokens_per_minute),
-            tokens_reset: used.tokens_back - now,
+            requests_left: left(now, used.requests.back, self.config.requests_per_minute),
+            requests_reset: used.requests.back - now,
+            tokens_left: left(now, used.tokens.back, self.config.tokens_per_minute),
+            tokens_reset: used.tokens.back - now,
             in_flight: used.in_flight,
         }
     }
@@ -233,16 +273,16 @@ impl Limiter {
         if self.keys.len() < self.sweep_len.min(self.config.keys_max.saturating_add(1)) {
             return;
         }
-        self.keys.retain(|_, used| used.in_flight > 0 || used.back() > now);
+        self.keys.retain(|_, used| used.requests_now() > 0 || used.back() > now);
         let keys_max = self.config.keys_max;
         if self.keys.len() > keys_max {
-            let idle = self.keys.values().filter(|used| used.in_flight == 0);
+            let idle = self.keys.values().filter(|used| used.requests_now() == 0);
             let mut back: Vec<Nanos> = idle.map(Used::back).collect();
             // Removes an eighth more than necessary, so that the next call need not search again.
             let excess = (self.keys.len() - keys_max + keys_max / 8).min(back.len());
             if let Some(nth) = excess.checked_sub(1) {
                 let (_, &mut last, _) = back.select_nth_unstable(nth);
-                self.keys.retain(|_, used| used.in_flight > 0 || used.back() > last);
+                self.keys.retain(|_, used| used.requests_now() > 0 || used.back() > last);
             }
         }
         self.sweep_len = (self.keys.len() * 2).max(KEYS_MIN);
@@ -252,37 +292,32 @@ impl Limiter {
 // === impl Used ===
 
 impl Used {
+    fn new(now: Nanos) -> Self {
+        let rate = Rate::default();
+        let (in_flight, elsewhere, entered) = (0, 0, [0; 2]);
+        let spread = Spread::default();
+        Self {
+            since: now,
+            requests: rate,
+            tokens: rate,
+            in_flight,
+            elsewhere,
+            asked: 0,
+            asked_lately: [0; 2],
+            spread,
+            entered,
+        }
+    }
+
     /// When all usage has refilled.
     fn back(&self) -> Nanos {
-        self.requests_back.max(self.tokens_back)
+        self.requests.back.max(self.tokens.back)
     }
-}
 
-/// Time in which `amount` refills, rounded up; zero without a limit.
-fn span(amount: u64, per_minute: u64) -> Nanos {
-    let Some(per_minute) = std::num::NonZeroU64::new(per_minute) else { return Nanos::ZERO };
-    let nanos = (u128::from(amount) * u128::from(MINUTE.0)).div_ceil(u128::from(per_minute.get()));
-    Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
-/// Time until `amount` fits within a minute's worth. A larger amount fits when nothing is used.
-fn wait(now: Nanos, back: Nanos, amount: u64, per_minute: u64) -> Nanos {
-    if per_minute == 0 { Nanos::ZERO } else { (back - now) + span(amount, per_minute).min(MINUTE) - MINUTE }
-}
-
-/// The amount that fits now.
-fn left(now: Nanos, back: Nanos, per_minute: u64) -> Option<u64> {
-    let room = MINUTE - (back - now);
-    (per_minute > 0).then(|| {
-        let amount = u128::from(room.0) * u128::from(per_minute) / u128::from(MINUTE.0);
-        u64::try_from(amount).unwrap_or(u64::MAX)
-    })
-}
-
-/// Returns the excess of a charge whose refill ends at `charged_back`; the part that has already refilled is not
-/// returned again.
-fn give_back(now: Nanos, back: &mut Nanos, charged_back: Nanos, span: Nanos) {
-    *back = *back - span.min(charged_back - now);
+    /// Requests in flight, those of other routers included.
+    fn requests_now(&self) -> u32 {
+        self.in_flight.saturating_add(self.elsewhere)
+    }
 }
 
 #[cfg(test)]
