@@ -260,7 +260,7 @@ impl Resolver {
             found.insert(name, id);
             Some(id)
         };
-        let mut known = core::News { number: news.number, ..core::News::default() };
+        let mut known = core::News { number: news.number, services: news.services, ..core::News::default() };
         known.shares = news.shares.into_iter().filter_map(|(name, share)| Some((id(name)?, share))).collect();
         if news.block_tokens == pool.router.block_tokens() {
             let prompts = news.prompts.into_iter();

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
-use kvlane_core::replica::Share;
+use kvlane_core::replica::{Service, Share};
+use kvlane_core::request::TenantKey;
 use kvlane_wire::replica::News;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -18,6 +19,8 @@ use tokio::time::Instant;
 const MARKS_MAX: usize = 1 << 15;
 /// Most usages of limits that wait; of further keys nothing is told until their usage changes again.
 const USAGES_MAX: usize = 1 << 14;
+/// Most services of tenants that wait, of one pool.
+const SERVICES_MAX: usize = 1 << 13;
 /// Bytes of a mark in a frame.
 const MARK_BYTES: f64 = 8.0;
 /// Share of a second's bytes that marks leave to loads.
@@ -52,6 +55,7 @@ pub(super) struct Taken {
 struct OfPool {
     number: u64,
     shares: BTreeMap<Arc<str>, Share>,
+    services: BTreeMap<(i8, u8, Option<TenantKey>), Service>,
     block_tokens: u32,
     prompts: Vec<(Arc<str>, Vec<BlockHash>)>,
 }
@@ -77,6 +81,12 @@ impl Outbox {
             waiting.shares.clear();
         }
         waiting.shares.extend(news.shares.iter().map(|(name, share)| (Arc::clone(name), *share)));
+        let account = |service: &Service| (service.priority, service.lane, service.tenant);
+        for service in &news.services {
+            if waiting.services.len() < SERVICES_MAX || waiting.services.contains_key(&account(service)) {
+                waiting.services.insert(account(service), *service);
+            }
+        }
         let mut shed = 0;
         if waiting.block_tokens != news.block_tokens {
             waiting.block_tokens = news.block_tokens;
@@ -121,14 +131,17 @@ impl Outbox {
     pub(super) fn take(&self, marks_max: usize) -> Taken {
         let Pending { pools, marks, limits } = std::mem::take(&mut *self.pending());
         let mut left = marks_max;
-        let news = pools.into_iter().map(|(pool, OfPool { number, shares, block_tokens, mut prompts })| {
-            for (_, marks) in &mut prompts {
-                marks.truncate(left);
-                left -= marks.len();
-            }
-            prompts.retain(|(_, marks)| !marks.is_empty());
-            News { pool, number, shares: shares.into_iter().collect(), block_tokens, prompts }
-        });
+        let news = pools.into_iter().map(
+            |(pool, OfPool { number, shares, services, block_tokens, mut prompts })| {
+                for (_, marks) in &mut prompts {
+                    marks.truncate(left);
+                    left -= marks.len();
+                }
+                prompts.retain(|(_, marks)| !marks.is_empty());
+                let (shares, services) = (shares.into_iter().collect(), services.into_values().collect());
+                News { pool, number, shares, services, block_tokens, prompts }
+            },
+        );
         let limits = limits.into_iter().map(|(subject, (number, usages))| limit::News {
             subject,
             number,
@@ -199,7 +212,7 @@ mod tests {
         let shares = shares.iter().map(|(name, requests)| ((*name).into(), share(*requests))).collect();
         let prompts =
             if marks == 0 { Vec::new() } else { vec![("a".into(), vec![BlockHash(number); marks])] };
-        News { pool: "m".into(), number, shares, block_tokens: 16, prompts }
+        News { pool: "m".into(), number, shares, block_tokens: 16, prompts, ..News::default() }
     }
 
     fn loads(news: &News) -> Vec<(&str, u32)> {

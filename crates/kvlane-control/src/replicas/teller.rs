@@ -47,7 +47,7 @@ pub(super) async fn tell(shared: Arc<Shared>) {
                 continue;
             }
             let told = pool.router.tell(all);
-            if all || !told.shares.is_empty() || !told.prompts.is_empty() {
+            if all || !(told.shares.is_empty() && told.prompts.is_empty() && told.services.is_empty()) {
                 put(News { number: shared.number(), ..named(pool, told) });
             }
         }
@@ -65,7 +65,7 @@ pub(super) async fn tell(shared: Arc<Shared>) {
 
 /// News with the names of endpoints. Those that have left meanwhile have none.
 pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
-    let core::News { number, shares, prompts } = told;
+    let core::News { number, shares, services, prompts } = told;
     let name = |id| pool.endpoint(id).map(|endpoint| Arc::clone(&endpoint.name));
     let shares = shares.into_iter().filter_map(|(id, share)| Some((name(id)?, share))).collect();
     let prompts = prompts.into_iter().filter_map(|sent| Some((name(sent.endpoint)?, sent.marks))).collect();
@@ -73,6 +73,7 @@ pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
         pool: pool.model.as_str().into(),
         number,
         shares,
+        services,
         block_tokens: pool.router.block_tokens(),
         prompts,
     }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
+use crate::request::TenantKey;
 use crate::time::Nanos;
 
 pub(crate) use peers::Peers;
@@ -39,6 +40,21 @@ pub struct Share {
     pub placed_s: f64,
 }
 
+/// What one router has charged a tenant for service, in one lane of its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// The priority of its requests.
+    pub priority: i8,
+    /// The lane: 0 active conversations, 1 returning ones, 2 new ones.
+    pub lane: u8,
+    /// The tenant.
+    pub tenant: Option<TenantKey>,
+    /// Which count of the router this is: a later one begins at 0.
+    pub since: u32,
+    /// Tokens, as the queue weighs them.
+    pub tokens: i64,
+}
+
 /// News of one router.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct News {
@@ -46,6 +62,8 @@ pub struct News {
     pub number: u64,
     /// What it has placed on the endpoints where that has changed; on all of them if it was asked for all.
     pub shares: Vec<(EndpointId, Share)>,
+    /// The service of tenants where it has changed; of all if it was asked for all.
+    pub services: Vec<Service>,
     /// Prompts that it has sent.
     pub prompts: Vec<SentPrompt>,
 }

@@ -11,7 +11,7 @@ use crate::decision::{Placement, Refused};
 use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
-use crate::replica::{ReplicaId, Share};
+use crate::replica::{ReplicaId, Service, Share};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
@@ -200,6 +200,9 @@ pub enum Input {
         number: u64,
         /// What it has placed where.
         shares: Vec<(EndpointId, Share)>,
+        /// How much it has served tenants.
+        #[serde(default)]
+        services: Vec<Service>,
     },
     /// Only time has passed.
     Tick,

@@ -188,7 +188,9 @@ impl Scheduler {
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
-            Input::Heard { replica, number, shares } => self.heard(now, replica, number, &shares),
+            Input::Heard { replica, number, shares, services } => {
+                self.heard(now, replica, number, &shares, &services);
+            }
             Input::Tick => {}
         }
         if changes_availability {

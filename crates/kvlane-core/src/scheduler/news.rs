@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::endpoint::EndpointId;
-use crate::replica::{News, PeerState, ReplicaId, Share};
+use crate::replica::{News, PeerState, ReplicaId, Service, Share};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -29,6 +29,7 @@ impl Scheduler {
     pub fn tell(&mut self, all: bool, news: &mut News) {
         self.told.number += 1;
         news.number = self.told.number;
+        news.services = self.queue.tell(all);
         for endpoint in self.pool.endpoints() {
             let placed_s = self.told.placed_s.get(endpoint.id).copied().unwrap_or(0.0);
             let share = Share { in_flight: endpoint.load.in_flight, placed_s };
@@ -47,9 +48,11 @@ impl Scheduler {
         replica: ReplicaId,
         number: u64,
         shares: &[(EndpointId, Share)],
+        services: &[Service],
     ) {
         // Endpoints may have room again.
         self.queue_blocked = false;
+        self.queue.hear(replica, number, services);
         let policy = &mut self.policy;
         let placed = |endpoint, work_s| policy.placed_elsewhere(now, endpoint, work_s);
         self.peers.hear(now, replica, number, shares, &mut self.pool, placed);

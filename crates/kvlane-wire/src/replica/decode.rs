@@ -6,7 +6,8 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{ReplicaId, Share};
+use kvlane_core::replica::{ReplicaId, Service, Share};
+use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 
 use super::frame::{
@@ -98,6 +99,10 @@ impl Decoder {
                     marks_left = left.ok_or(DecodeError::TooMany("marks"))?;
                     news.prompts.push(prompt);
                 }
+                (8, Field::Bytes(_)) if news.services.len() == USAGES_MAX => {
+                    return Err(DecodeError::TooMany("services"));
+                }
+                (8, Field::Bytes(service)) => news.services.push(read_service(service)?),
                 _ => {}
             }
         }
@@ -174,6 +179,28 @@ fn read_hello(message: &[u8]) -> Result<Hello, DecodeError> {
         }
     }
     Ok(hello)
+}
+
+fn read_service(message: &[u8]) -> Result<Service, DecodeError> {
+    let mut service = Service { priority: 0, lane: 0, tenant: None, since: 0, tokens: 0 };
+    for field in checked_fields(message) {
+        let (field, Field::Number(value)) = field? else { continue };
+        let out_of_range = |what| move |_| DecodeError::Number(what);
+        match field {
+            1 => service.priority = signed(value).try_into().map_err(out_of_range("priority"))?,
+            2 => service.lane = value.try_into().map_err(out_of_range("lane"))?,
+            3 => service.tenant = Some(TenantKey(value)),
+            4 => service.since = small("since", value)?,
+            5 => service.tokens = signed(value),
+            _ => {}
+        }
+    }
+    Ok(service)
+}
+
+/// The number that was written with its sign in the last bit.
+fn signed(value: u64) -> i64 {
+    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
 fn read_limit(message: &[u8]) -> Result<limit::News, DecodeError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::Share;
+use kvlane_core::replica::{Service, Share};
 
 use super::frame::{
     FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
@@ -30,6 +30,7 @@ struct Part<'a> {
     names_bytes: usize,
     shares: Vec<(u64, &'a Share)>,
     prompts: Vec<(u64, &'a [BlockHash])>,
+    services: &'a [Service],
     marks: usize,
 }
 
@@ -78,6 +79,11 @@ impl Encoder {
             }
             let endpoint = self.place(name, news, &mut part, out);
             part.shares.push((endpoint, share));
+        }
+        let mut services = news.services.chunks(USAGES_MAX);
+        part.services = services.next().unwrap_or_default();
+        for services in services {
+            Part { services, ..Part::default() }.write(news, out);
         }
         for (name, marks) in news.prompts.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
             for marks in marks.chunks(MARKS_MAX / 2) {
@@ -128,6 +134,9 @@ impl Part<'_> {
                 if !self.prompts.is_empty() {
                     number(message, 6, news.block_tokens.into());
                 }
+                for service in self.services {
+                    message.message(8, |message| write_service(message, service));
+                }
                 for (endpoint, marks) in &self.prompts {
                     message.message(7, |message| {
                         number(message, 1, *endpoint);
@@ -152,6 +161,21 @@ fn write_share(message: &mut Message, endpoint: u64, share: &Share) {
     if share.placed_s != 0.0 {
         message.fixed64(8, share.placed_s.to_bits());
     }
+}
+
+fn write_service(message: &mut Message, service: &Service) {
+    signed(message, 1, service.priority.into());
+    number(message, 2, service.lane.into());
+    if let Some(tenant) = service.tenant {
+        message.fixed64(3, tenant.0);
+    }
+    number(message, 4, service.since.into());
+    signed(message, 5, service.tokens);
+}
+
+/// Small numbers of either sign become small ones without.
+fn signed(message: &mut Message, field: u64, value: i64) {
+    number(message, field, ((value << 1) ^ (value >> 63)).cast_unsigned());
 }
 
 fn write_usage(message: &mut Message, key: u64, usage: &limit::Usage) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::{ReplicaId, Share};
+use kvlane_core::replica::{ReplicaId, Service, Share};
 
 /// The version that is written here.
 pub const VERSION: u64 = 1;
@@ -21,7 +21,7 @@ pub(super) const NAMES_BYTES_MAX: usize = 8 << 20;
 pub(super) const SHARES_MAX: usize = 1 << 11;
 /// Most marks in one frame: of 8 bytes each.
 pub(super) const MARKS_MAX: usize = 1 << 13;
-/// Most usages in one frame: of at most 80 bytes each.
+/// Most usages in one frame, and most services: of at most 80 bytes each.
 pub(super) const USAGES_MAX: usize = 1 << 11;
 /// Most bytes of names in one frame.
 pub(super) const FRAME_NAMES_BYTES_MAX: usize = 32 << 10;
@@ -63,6 +63,8 @@ pub struct News {
     pub number: u64,
     /// What it has placed on endpoints, by their names.
     pub shares: Vec<(Arc<str>, Share)>,
+    /// How much it has served tenants.
+    pub services: Vec<Service>,
     /// Tokens of a block of `prompts`. Marks of other blocks are of no use.
     pub block_tokens: u32,
     /// The marks of prompts that were sent to endpoints, by their names.

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{ReplicaId, Share};
+use kvlane_core::replica::{ReplicaId, Service, Share};
+use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 use proptest::prelude::*;
 
@@ -29,6 +30,7 @@ fn told(frames: Vec<Frame>) -> News {
         (whole.pool, whole.number) = (news.pool, news.number);
         whole.block_tokens = whole.block_tokens.max(news.block_tokens);
         whole.shares.extend(news.shares);
+        whole.services.extend(news.services);
         for (name, marks) in news.prompts {
             match whole.prompts.last_mut() {
                 Some((last, before)) if *last == name => before.extend(marks),
@@ -55,14 +57,22 @@ fn shares() -> impl Strategy<Value = Vec<(Arc<str>, Share)>> {
     prop::collection::vec(share, 0..20)
 }
 
+fn services() -> impl Strategy<Value = Vec<Service>> {
+    let service =
+        any::<(i8, u8, Option<u64>, u32, i64)>().prop_map(|(priority, lane, tenant, since, tokens)| {
+            Service { priority, lane, tenant: tenant.map(TenantKey), since, tokens }
+        });
+    prop::collection::vec(service, 0..10)
+}
+
 fn news() -> impl Strategy<Value = News> {
     let marks = prop::collection::vec(any::<u64>().prop_map(BlockHash), 1..50);
     let prompts = prop::collection::btree_map("[a-f]{1,3}", marks, 0..6);
-    ("[a-z/]{0,9}", any::<u64>(), shares(), 1u32.., prompts).prop_map(
-        |(pool, number, shares, tokens, prompts)| {
+    ("[a-z/]{0,9}", any::<u64>(), shares(), services(), 1u32.., prompts).prop_map(
+        |(pool, number, shares, services, tokens, prompts)| {
             let prompts: Vec<_> = prompts.into_iter().map(|(name, marks)| (name.into(), marks)).collect();
             let block_tokens = if prompts.is_empty() { 0 } else { tokens };
-            News { pool: pool.into(), number, shares, block_tokens, prompts }
+            News { pool: pool.into(), number, shares, services, block_tokens, prompts }
         },
     )
 }
@@ -96,7 +106,7 @@ proptest! {
         decoder.push(bytes.clone().into());
         while let Ok(Some(_)) = decoder.frame() {}
         // As the content of a frame, of news, of a share, of a prompt and so on: random bytes seldom get that far.
-        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[3], &[3, 4]] {
+        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[2, 8], &[3], &[3, 4]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
@@ -169,7 +179,7 @@ fn much_news_is_written_in_several_frames_and_a_full_list_of_names_begins_anew()
     let shares = (0..NAMES_MAX + 10).map(|n| (endpoint(n % (NAMES_MAX + 5)), Share::default())).collect();
     let marks = |n: u64| (0..20_000).map(|mark| BlockHash(n << 32 | mark)).collect();
     let prompts = vec![(endpoint(3), marks(1)), (endpoint(4), marks(2))];
-    let news = News { pool: "m".into(), number: 1, shares, block_tokens: 16, prompts };
+    let news = News { pool: "m".into(), number: 1, shares, block_tokens: 16, prompts, ..News::default() };
     let mut wire = Vec::new();
     Encoder::default().news(&news, &mut wire);
     assert_eq!(told(decoded(wire)), news);
@@ -238,6 +248,7 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
         shares: vec![("http://a".into(), share)],
         block_tokens: 16,
         prompts: vec![("http://a".into(), vec![BlockHash(9)])],
+        ..News::default()
     };
     assert_eq!(decoded(wire), [Frame::Hello(hello), Frame::Unknown, Frame::News(news)]);
 }

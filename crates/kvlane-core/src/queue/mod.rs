@@ -24,12 +24,15 @@
 //! requests in the last priority and lane, if the new request ranks before them or its tenant has at least two fewer
 //! there.
 
+mod services;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use self::services::Services;
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
@@ -47,7 +50,7 @@ pub(crate) struct Waiting {
 }
 
 /// Whether a request needs session admission. The order is the dequeue order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Lane {
     /// A turn of an active conversation, or a request without a session.
     Active,
@@ -64,7 +67,7 @@ impl Lane {
 }
 
 /// The tenant counter that a request is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Account {
     priority: i8,
     lane: Lane,
@@ -85,6 +88,7 @@ pub(crate) struct Queue {
     gated_len: usize,
     next_place: u64,
     len_max: usize,
+    services: Services,
 }
 
 /// One priority and lane.
@@ -128,6 +132,7 @@ impl Queue {
             gated_len: 0,
             next_place: 0,
             len_max,
+            services: Services::default(),
         }
     }
 
@@ -232,6 +237,7 @@ impl Queue {
 
     /// Charges a tenant for service; a negative charge returns an excess.
     pub(crate) fn charge(&mut self, account: Account, tokens: i64) {
+        self.services.charged(account, tokens);
         self.bands.entry(account.band()).or_default().charge(account.tenant, tokens);
     }
 
