@@ -181,26 +181,39 @@ class Link:
                 self.writers.discard(each)
 
     async def _pipe(self, reader, writer, state):
+        # What is on its way: bounded, as in a router.
+        way = asyncio.Queue(16)
         try:
-            # Small pieces: the proxy itself is to hold back little.
-            while piece := await reader.read(4096):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
-                if self.bytes_per_s:
-                    await asyncio.sleep(len(piece) / self.bytes_per_s)
-                await self.opened.wait()
-                if self.mode == "dropped":
-                    state["spoilt"] = True
-                # A stream with a hole is of no use to either side: bytes of it are never passed on.
-                if state["spoilt"]:
-                    continue
-                self.passed += len(piece)
-                writer.write(piece)
-                await writer.drain()
+            await asyncio.gather(self._enter(reader, way), self._leave(way, writer, state))
         except OSError:
             pass
         finally:
             writer.close()
+
+    async def _enter(self, reader, way):
+        try:
+            while piece := await reader.read(4096):
+                if self.bytes_per_s:
+                    await asyncio.sleep(len(piece) / self.bytes_per_s)
+                await way.put((time.monotonic() + self.delay_s, piece))
+        finally:
+            await way.put((0.0, b""))
+
+    async def _leave(self, way, writer, state):
+        while True:
+            due, piece = await way.get()
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            await self.opened.wait()
+            if not piece:
+                return
+            if self.mode == "dropped":
+                state["spoilt"] = True
+            # A stream with a hole is of no use to either side: bytes of it are never passed on.
+            if state["spoilt"]:
+                continue
+            self.passed += len(piece)
+            writer.write(piece)
+            await writer.drain()
 
 
 class Mesh:

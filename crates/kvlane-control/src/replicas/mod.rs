@@ -15,6 +15,7 @@ mod dial;
 mod listen;
 mod members;
 mod outbox;
+mod pace;
 mod stream;
 mod teller;
 

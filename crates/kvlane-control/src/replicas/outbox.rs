@@ -1,9 +1,9 @@
 //! News that waits to be sent to one replica: bounded, and the latest wins.
 //!
-//! Loads are totals, so a later one replaces an earlier one. Marks are sent once: beyond a limit they are left out, and
-//! counted.
+//! Loads are totals, so a later one replaces an earlier one. Marks are sent once, when there is room for them: beyond a
+//! limit they are left out, and counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +39,9 @@ struct OfPool {
     number: u64,
     shares: BTreeMap<Arc<str>, Share>,
     block_tokens: u32,
-    prompts: Vec<(Arc<str>, Vec<BlockHash>)>,
+    prompts: VecDeque<(Arc<str>, Vec<BlockHash>)>,
+    /// There is more than marks that had no room.
+    is_new: bool,
 }
 
 /// Bytes that may be sent to one replica. They accrue for up to a second; what is sent beyond is waited for.
@@ -59,6 +61,7 @@ impl Outbox {
         let Pending { pools, marks } = &mut *pending;
         let waiting = pools.entry(Arc::clone(&news.pool)).or_default();
         waiting.number = news.number;
+        waiting.is_new = true;
         if all {
             waiting.shares.clear();
         }
@@ -74,7 +77,7 @@ impl Outbox {
             *marks += kept;
             shed += told.len() - kept;
             if kept > 0 {
-                waiting.prompts.push((Arc::clone(name), told[..kept].to_vec()));
+                waiting.prompts.push_back((Arc::clone(name), told[..kept].to_vec()));
             }
         }
         drop(pending);
@@ -89,19 +92,31 @@ impl Outbox {
         }
     }
 
-    /// Takes all news, with at most `marks_max` marks. Also returns how many marks were left out.
-    pub(super) fn take(&self, marks_max: usize) -> (Vec<News>, usize) {
-        let Pending { pools, marks } = std::mem::take(&mut *self.pending());
-        let mut left = marks_max;
-        let news = pools.into_iter().map(|(pool, OfPool { number, shares, block_tokens, mut prompts })| {
-            for (_, marks) in &mut prompts {
-                marks.truncate(left);
-                left -= marks.len();
+    /// Takes all loads, and at most so many marks; others wait. None if only marks wait and there is no room for them.
+    pub(super) fn take(&self, mut marks_max: usize) -> Vec<News> {
+        let mut pending = self.pending();
+        let Pending { pools, marks } = &mut *pending;
+        let mut taken = Vec::new();
+        for (pool, waiting) in &mut *pools {
+            let mut prompts = Vec::new();
+            while marks_max > 0
+                && let Some((name, mut told)) = waiting.prompts.pop_front()
+            {
+                if told.len() > marks_max {
+                    waiting.prompts.push_front((Arc::clone(&name), told.split_off(marks_max)));
+                }
+                marks_max -= told.len();
+                *marks -= told.len();
+                prompts.push((name, told));
             }
-            prompts.retain(|(_, marks)| !marks.is_empty());
-            News { pool, number, shares: shares.into_iter().collect(), block_tokens, prompts }
-        });
-        (news.collect(), marks.saturating_sub(marks_max))
+            if std::mem::take(&mut waiting.is_new) || !prompts.is_empty() {
+                let shares = std::mem::take(&mut waiting.shares).into_iter().collect();
+                let (number, block_tokens) = (waiting.number, waiting.block_tokens);
+                taken.push(News { pool: Arc::clone(pool), number, shares, block_tokens, prompts });
+            }
+        }
+        pools.retain(|_, waiting| !waiting.prompts.is_empty());
+        taken
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -175,11 +190,11 @@ mod tests {
             shed += outbox.put(&news(number, &loads[..1 + usize::from(number == 3)], 100), false);
         }
         assert_eq!(shed, 100_000 - MARKS_MAX);
-        let (taken, left_out) = outbox.take(MARKS_MAX);
-        assert_eq!((taken.len(), taken[0].number, left_out), (1, 1000, 0));
+        let taken = outbox.take(MARKS_MAX);
+        assert_eq!((taken.len(), taken[0].number), (1, 1000));
         assert_eq!(loads(&taken[0]), [("a", 1000), ("b", 7)]);
         assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).sum::<usize>(), MARKS_MAX);
-        assert_eq!(outbox.take(MARKS_MAX), (Vec::new(), 0));
+        assert_eq!(outbox.take(MARKS_MAX), []);
     }
 
     #[test]
@@ -187,25 +202,32 @@ mod tests {
         let outbox = Outbox::default();
         outbox.put(&news(1, &[("a", 1), ("gone", 2)], 0), false);
         outbox.put(&news(2, &[("a", 3)], 0), true);
-        assert_eq!(loads(&outbox.take(0).0[0]), [("a", 3)]);
+        assert_eq!(loads(&outbox.take(0)[0]), [("a", 3)]);
     }
 
     #[test]
-    fn marks_without_budget_are_left_out_and_loads_are_not() {
+    fn marks_without_room_wait_and_loads_do_not() {
         let outbox = Outbox::default();
         outbox.put(&news(1, &[("a", 1)], 10), false);
         outbox.put(&news(2, &[("a", 2)], 10), false);
-        let (taken, left_out) = outbox.take(13);
-        assert_eq!((loads(&taken[0]), left_out), (vec![("a", 2)], 7));
-        assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>(), [10, 3]);
+        let sizes = |news: &News| news.prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>();
+        let taken = outbox.take(13);
+        assert_eq!((loads(&taken[0]), sizes(&taken[0])), (vec![("a", 2)], vec![10, 3]));
+        assert_eq!(outbox.take(0), [], "only marks wait");
+        outbox.put(&news(3, &[("a", 3)], 0), false);
+        let taken = outbox.take(0);
+        assert_eq!((loads(&taken[0]), sizes(&taken[0])), (vec![("a", 3)], vec![]));
+        let taken = outbox.take(100);
+        assert_eq!((loads(&taken[0]), sizes(&taken[0]), taken[0].number), (vec![], vec![7], 3));
+        assert_eq!(outbox.put(&news(4, &[], MARKS_MAX), false), 0, "those that were sent wait no more");
+    }
+
+    #[test]
+    fn marks_of_other_blocks_are_of_no_use() {
+        let outbox = Outbox::default();
         outbox.put(&news(3, &[], 10), false);
-        outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false);
-        let (taken, _) = outbox.take(100);
-        assert_eq!(
-            taken[0].prompts,
-            [("a".into(), vec![BlockHash(4)])],
-            "marks of other blocks are of no use"
-        );
+        assert_eq!(outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false), 10);
+        assert_eq!(outbox.take(100)[0].prompts, [("a".into(), vec![BlockHash(4)])]);
     }
 
     #[test]
