@@ -117,10 +117,13 @@ def wait_heard(replicas, limit_s=60):
 
 
 class Loop:
-    """An event loop in a thread."""
+    """An event loop in a thread, until this program ends."""
+
+    begun: list["Loop"] = []
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
+        self.begun.append(self)
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def run(self, coroutine):
@@ -238,11 +241,11 @@ class Mesh:
 class Clients:
     """Conversations of a few turns, begun at a rate, each turn to the next gateway in turn.
 
-    A request that had no byte of an answer is sent to the next gateway, as a load balancer does; after `attempts` of
+    A request that had no byte of an answer, or 503, is sent to the next gateway, as a load balancer does; after `attempts` of
     them it is lost. One whose answer had begun is broken.
     """
 
-    def __init__(self, gateways, rate, turns=4, tokens=16, attempts=3, seed=0, words=150):
+    def __init__(self, gateways, rate, turns=4, tokens=48, attempts=3, seed=0, words=500):
         self.gateways, self.rate, self.turns, self.tokens, self.attempts = gateways, rate, turns, tokens, attempts
         self.seed, self.words = seed, words
         self.turn, self.answers, self.lost, self.broken, self.retried = 0, [], [], [], 0
@@ -300,7 +303,8 @@ class Clients:
             head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             line = await reader.readline()
-            state["bytes"] += len(line)
+            # 503 is sent to the next one, too.
+            state["bytes"] += 0 if b" 503 " in line else len(line)
             if b" 200 " not in line:
                 raise ValueError(f"{line} {(await reader.read(4096))[-300:]}")
             first_s, usage, done = None, None, False

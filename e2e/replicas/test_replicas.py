@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gateways import Clients, Mesh, Mock, Replica, free_port, together, until, wait_heard  # noqa: E402
 
 ENGINES = 4
-RATE = 30
+RATE = 40
 CUT_S = float(os.environ.get("CUT_S", "60"))
 BEFORE_S = 20
 UPDATES = int(os.environ.get("UPDATES", "10"))
@@ -147,7 +147,7 @@ class Divided(Fleet):
         mesh = Mesh(self.replicas_count, self.urls, self.options)
         self.replicas = mesh.replicas
         self.begin()
-        self.measured(5)
+        self.measured(10)
         before = self.measured(BEFORE_S)
         mesh.set(mode)
         cut = time.monotonic()
@@ -160,7 +160,7 @@ class Divided(Fleet):
         self.said("before", before)
         self.said(f"{mode} for {CUT_S:.0f} s", during)
         self.said("after", self.measured(10))
-        self.say(f"alone after {alone_s:.1f} s, converged {healed_s:.1f} s after the end; meanwhile problems were {list(problems.values())}")
+        self.say(f"alone after {alone_s:.1f} s, converged {healed_s:.1f} s after the end; problems were {list(problems.values())}")
         self.end()
         self.assertEqual(self.clients.retried, 0)
         self.assertEqual(len(problems), self.replicas_count - 1)
@@ -194,7 +194,7 @@ class Slow(Fleet):
     def test_a_slow_link(self):
         mesh = Mesh(3, self.urls, self.options)
         self.replicas = mesh.replicas
-        self.begin(words=1500)
+        self.begin(words=1000)
         self.measured(5)
         before = self.measured(BEFORE_S)
         grown = [each.resident_bytes() for each in self.replicas]
@@ -374,8 +374,9 @@ class Neighbours(Fleet):
 
     def test_garbage_and_a_port_scan(self):
         before, target = self.resident(), self.replicas[0].listen
+        request = frame(4, 0, 0) + frame(1, 4, 1, b"\x83\x86\x84\x41\x01a") + frame(0, 0, 1, os.urandom(200))
         kinds = [b"", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"\x16\x03\x01" + os.urandom(300), os.urandom(100_000), PREFACE,
-                 PREFACE + os.urandom(10_000), PREFACE + frame(4, 0, 0) + frame(1, 4, 1, b"\x83\x86\x84\x41\x01a") + frame(0, 0, 1, os.urandom(200))]
+                 PREFACE + os.urandom(10_000), PREFACE + request]
         for n in range(500):
             with socket.create_connection(("127.0.0.1", target), timeout=5) as connection:
                 if n % 2 == 0:
