@@ -335,6 +335,8 @@ class Unread:
                     connection.sendall(frame(1, 4, stream, b"\x88") + frame(0, 0, stream, hello()))
         except (OSError, AssertionError):
             pass
+        finally:
+            connection.close()
 
 
 class Neighbours(Fleet):
@@ -433,4 +435,4 @@ class Readers(Neighbours):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
+    unittest.main()
