@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-k8s e2e-ray race race-placement chart e2e-chart image deny sbom ci \
+	e2e-k8s e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -166,6 +166,12 @@ e2e-ray: cargo
 	cargo build --release --locked -p kvlane-lab --example placement
 	e2e/venv.sh ray
 	e2e/.work/ray/bin/python e2e/ray/test_ray.py -v
+
+# Several gateways that exchange news, as processes of their own: killed, divided, updated, with bad neighbours. Python 3.11, nothing
+# to install. What they do to placement: e2e/replicas/mooncake.yaml.
+e2e-replicas: cargo
+	cargo build --release --locked -p kvlane
+	python3 e2e/replicas/test_replicas.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

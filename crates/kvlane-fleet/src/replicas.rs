@@ -131,8 +131,8 @@ impl Replicas {
         self.state().snapshot.clone()
     }
 
-    /// For operators; null if nothing is exchanged.
-    pub fn describe(&self, now: Nanos) -> Value {
+    /// For operators; null if nothing is exchanged. `in_flight` has the requests in flight that each replica told.
+    pub fn describe(&self, now: Nanos, in_flight: &BTreeMap<ReplicaId, u64>) -> Value {
         let heard = self.heard(now);
         let state = self.state();
         let Some(own) = state.own else { return Value::Null };
@@ -140,7 +140,7 @@ impl Replicas {
             let age = now - heard.at;
             json!({
                 "replica": shown(replica), "address": heard.address, "age_s": age.as_secs_f64(),
-                "counts": age < LEASE,
+                "counts": age < LEASE, "requests": in_flight.get(&replica).copied().unwrap_or(0),
             })
         });
         let (arrived, from, marks) = match &state.snapshot {

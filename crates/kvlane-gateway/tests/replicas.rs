@@ -85,6 +85,7 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
     let (client, mut call) = a.stream(&engine, "x").await;
     eventually("the other knows", || elsewhere(&b) == 1).await;
     assert_eq!(elsewhere(&a), 0, "it is its own");
+    assert_eq!(readiness(&b).await["peers"][0]["requests"], 1);
     call.chunk("data: [DONE]\n\n").await;
     call.end_stream().await;
     drop(client);

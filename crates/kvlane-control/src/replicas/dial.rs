@@ -22,35 +22,27 @@ use tokio::time::{Instant, sleep, timeout};
 use super::listen::Resolver;
 use super::members::Members;
 use super::outbox::{Budget, Outbox, Taken};
-use super::stream::{Ended, Incoming, STEP_WITHIN, WINDOW, send, writable};
+use super::pace::{Pace, flows};
+use super::stream::{Ended, Incoming, WINDOW, send, writable};
 use super::{NEWS_PATH, OpenOutbox, SNAPSHOT_PATH, Shared, jittered};
 
 /// The first and the longest pause before the next attempt to connect. After a partition, all are connected within a few
 /// seconds.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The longest pause where there is a process that does not take the news: each attempt is a line in its log.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The longest pause where there is a process that does not want the news, or is no replica.
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(30);
 /// Pause where the address is this replica's own, or a second one of another: it may become one of a third.
 const PAUSE_KNOWN: Duration = Duration::from_secs(30);
 /// Pause before the next attempt to get a snapshot, and before the next look whether it can be used.
 const SNAPSHOT_AGAIN: Duration = Duration::from_secs(1);
 const READY_AGAIN: Duration = Duration::from_millis(20);
-/// Timeout of connecting, and of the answer to a ping.
+/// Timeout of each step of connecting, and of the answer to a ping.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// How often a replica has to show that it can be reached: TCP alone would notice its loss after minutes.
 const PING_EVERY: Duration = Duration::from_secs(1);
-
-/// How far a connection came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// No process was reached.
-    Absent,
-    /// A process was reached.
-    Reached,
-    /// It has taken news.
-    Stood,
-}
+/// The same where it is not known, or in doubt, that the link carries all there is: the next answer tells more.
+const PING_BUSY_EVERY: Duration = Duration::from_millis(50);
 
 /// Keeps a connection to each member.
 pub(super) async fn connect(shared: Arc<Shared>, mut members: watch::Receiver<Members>) {
@@ -88,24 +80,20 @@ async fn keep(shared: Arc<Shared>, address: SocketAddr, name: Arc<str>) {
     let problems = &shared.fleet.replicas;
     let _forget = Forget(&shared, address);
     loop {
-        let mut stage = Stage::Absent;
-        let Err(ended) = session(&shared, address, &name, &mut stage).await;
-        match ended {
-            Ended::Itself | Ended::Known => {
-                problems.set_problem(&address.to_string(), None);
-                sleep(jittered(PAUSE_KNOWN)).await;
-                continue;
-            }
-            ended => {
-                if problems.set_problem(&address.to_string(), Some(ended.to_string())) {
-                    tracing::warn!(%address, problem = %ended, "cannot tell a replica what is in flight here; trying again");
-                }
-            }
+        let mut has_stood = false;
+        let Err(ended) = session(&shared, address, &name, &mut has_stood).await;
+        if matches!(ended, Ended::Itself | Ended::Known) {
+            problems.set_problem(&address.to_string(), None);
+            sleep(jittered(PAUSE_KNOWN)).await;
+            continue;
         }
-        pause = match stage {
-            Stage::Absent => (2 * pause).min(PAUSE_MAX),
-            Stage::Reached => (2 * pause).min(PAUSE_REFUSED_MAX),
-            Stage::Stood => PAUSE_FIRST,
+        if problems.set_problem(&address.to_string(), Some(ended.to_string())) {
+            tracing::warn!(%address, problem = %ended, "cannot tell a replica what is in flight here; trying again");
+        }
+        pause = match has_stood {
+            true => PAUSE_FIRST,
+            false if ended.is_of_the_network() => (2 * pause).min(PAUSE_MAX),
+            false => (2 * pause).min(PAUSE_REFUSED_MAX),
         };
         sleep(jittered(pause)).await;
     }
@@ -125,24 +113,23 @@ async fn session(
     shared: &Arc<Shared>,
     address: SocketAddr,
     name: &str,
-    stage: &mut Stage,
+    has_stood: &mut bool,
 ) -> Result<std::convert::Infallible, Ended> {
-    let socket = timeout(CONNECT_WITHIN, TcpStream::connect(address)).await;
-    let socket = socket.map_err(|_| Ended::Late("connecting", CONNECT_WITHIN))??;
-    *stage = Stage::Reached;
+    let socket = within("connecting", async { Ok(TcpStream::connect(address).await?) }).await?;
     let io = within("the TLS handshake", secured(shared, name, socket)).await?;
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
     let (requests, mut connection) =
         within("the HTTP/2 handshake", async { Ok(builder.handshake(io).await?) }).await?;
     let mut work = JoinSet::new();
+    let pace = watch::Sender::new(Pace::default());
     if let Some(pings) = connection.ping_pong() {
-        work.spawn(ping(pings));
+        work.spawn(ping(pings, pace.clone()));
     }
     work.spawn(async move { connection.await.map_err(Ended::from) });
     let (mut stream, mut answer, peer) = ask(shared, requests.clone(), NEWS_PATH, false).await?;
     let Some(open) = shared.open_outbox(peer.replica) else { return Err(Ended::Known) };
-    *stage = Stage::Stood;
+    *has_stood = true;
     shared.fleet.replicas.set_problem(&address.to_string(), None);
     tracing::info!(replica = shown(peer.replica), %address, "telling a replica what is in flight here");
     if peer.age_ms > shared.hello().age_ms {
@@ -151,7 +138,7 @@ async fn session(
     }
     let OpenOutbox { outbox, .. } = &open;
     tokio::select! {
-        ended = tell(shared, outbox, &mut stream) => ended,
+        ended = tell(shared, outbox, &mut stream, &pace) => ended,
         // Nothing more is said; the stream ends with the connection or the replica.
         ended = answer.end() => Err(ended),
         ended = broken(&mut work) => Err(ended),
@@ -167,11 +154,13 @@ async fn secured(shared: &Shared, name: &str, socket: TcpStream) -> Result<Strea
 }
 
 /// Ends when the replica can no longer be reached.
-async fn ping(mut pings: PingPong) -> Result<(), Ended> {
+async fn ping(mut pings: PingPong, pace: watch::Sender<Pace>) -> Result<(), Ended> {
     loop {
-        sleep(PING_EVERY).await;
-        let answer = timeout(CONNECT_WITHIN, pings.ping(Ping::opaque())).await;
-        answer.map_err(|_| Ended::Late("the answer to a ping", CONNECT_WITHIN))??;
+        pace.send_modify(|pace| pace.ask(Instant::now()));
+        within("the answer to a ping", async { Ok(pings.ping(Ping::opaque()).await?) }).await?;
+        pace.send_modify(|pace| pace.answer(Instant::now()));
+        let is_free = pace.borrow().is_free();
+        sleep(if is_free { PING_EVERY } else { PING_BUSY_EVERY }).await;
     }
 }
 
@@ -212,15 +201,28 @@ async fn tell(
     shared: &Shared,
     outbox: &Outbox,
     stream: &mut SendStream<Bytes>,
+    pace: &watch::Sender<Pace>,
 ) -> Result<std::convert::Infallible, Ended> {
     let mut encoder = Encoder::default();
     let mut budget = Budget::new(shared.config.bandwidth, Instant::now());
+    let mut paced = pace.subscribe();
     loop {
         outbox.filled().await;
         sleep(budget.pause(Instant::now())).await;
+        flows(&mut paced).await;
         writable(stream).await?;
-        let Taken { news, limits, shed } = outbox.take(budget.marks(Instant::now()));
-        shared.fleet.metrics.replicas.replica_marks_shed.inc_by(shed as u64);
+        let room = pace.borrow().room();
+        let Taken { news, limits } = outbox.take(room.min(budget.marks(Instant::now())));
+        if news.is_empty() && limits.is_empty() {
+            // Marks wait for room.
+            sleep(shared.config.interval).await;
+            continue;
+        }
+        let marks = news.iter().flat_map(|news| &news.prompts).map(|(_, marks)| marks.len()).sum();
+        pace.send_if_modified(|pace| {
+            pace.send(marks);
+            false
+        });
         let mut bytes = Vec::new();
         news.iter().for_each(|news| encoder.news(news, &mut bytes));
         limits.iter().for_each(|news| limit(&mut bytes, news));
@@ -291,5 +293,5 @@ async fn broken(work: &mut JoinSet<Result<(), Ended>>) -> Ended {
 }
 
 async fn within<T>(what: &'static str, step: impl Future<Output = Result<T, Ended>>) -> Result<T, Ended> {
-    timeout(STEP_WITHIN, step).await.map_err(|_| Ended::Late(what, STEP_WITHIN))?
+    timeout(CONNECT_WITHIN, step).await.map_err(|_| Ended::Late(what, CONNECT_WITHIN))?
 }

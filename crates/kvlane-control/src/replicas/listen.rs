@@ -62,8 +62,10 @@ pub(super) async fn listen(shared: Arc<Shared>, socket: Arc<std::net::TcpListene
 
 /// Serves one connection.
 async fn serve(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr) {
-    if let Err(problem) = hear_on(&shared, stream, from).await {
-        tracing::warn!(%from, %problem, "connection to the port of replicas failed");
+    if let Err(problem) = hear_on(&shared, stream, from).await
+        && let Some(not_logged) = shared.broken.due(Instant::now())
+    {
+        tracing::warn!(%from, %problem, not_logged, "connection to the port of replicas failed");
     }
 }
 
@@ -116,14 +118,19 @@ async fn call(
         Ok(peer) => peer,
         Err(problem) => {
             refuse(&mut respond, StatusCode::BAD_REQUEST, problem.to_string());
-            return tracing::warn!(%from, %problem, "request on the port of replicas refused");
+            if let Some(not_logged) = shared.broken.due(Instant::now()) {
+                tracing::warn!(%from, %problem, not_logged, "request on the port of replicas refused");
+            }
+            return;
         }
     };
     if peer.replica == shared.own {
         return refuse(&mut respond, StatusCode::CONFLICT, String::new());
     }
     if let Err(problem) = admit(shared, &peer) {
-        tracing::warn!(%from, problem, "replica refused");
+        if let Some(not_logged) = shared.refused.due(Instant::now()) {
+            tracing::warn!(%from, problem, not_logged, "replica refused");
+        }
         return refuse(&mut respond, StatusCode::FORBIDDEN, problem);
     }
     let ended = match head.uri.path() {

@@ -9,11 +9,13 @@
 //!
 //! A replica that starts asks the first one that is older for the marks of all prompts that it knows.
 
+mod complaints;
 pub mod config;
 mod dial;
 mod listen;
 mod members;
 mod outbox;
+mod pace;
 mod stream;
 mod teller;
 
@@ -35,6 +37,7 @@ use kvlane_wire::replica::Hello;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::complaints::Complaints;
 use self::config::Replicas;
 use self::outbox::Outbox;
 
@@ -63,6 +66,9 @@ struct Shared {
     outboxes: Mutex<BTreeMap<ReplicaId, Arc<Outbox>>>,
     /// A replica has not been told anything yet.
     greeted: AtomicBool,
+    /// Connections that broke or were none of replicas, and replicas that were refused.
+    broken: Complaints,
+    refused: Complaints,
 }
 
 // === impl Exchange ===
@@ -91,7 +97,9 @@ impl Exchange {
         let (peers, seeds) = watch::channel(config.peers.clone());
         let (outboxes, greeted) = (Mutex::default(), AtomicBool::new(false));
         let started = Instant::now();
-        let shared = Arc::new(Shared { fleet, limits, own, config, tls, started, outboxes, greeted });
+        let (broken, refused) = (Complaints::default(), Complaints::default());
+        let shared =
+            Arc::new(Shared { fleet, limits, own, config, tls, started, outboxes, greeted, broken, refused });
         let exchange = Self { address, shared: Arc::clone(&shared), peers };
         let work = async move {
             let (found, members) = watch::channel(members::Members::new());

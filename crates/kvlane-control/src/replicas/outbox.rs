@@ -1,9 +1,9 @@
 //! News that waits to be sent to one replica: bounded, and the latest wins.
 //!
-//! Loads and usages are totals, so a later one replaces an earlier one. Marks are sent once: beyond a limit they are left out, and
-//! counted.
+//! Loads and usages are totals, so a later one replaces an earlier one. Marks are sent once, when there is room for them: beyond a
+//! limit they are left out, and counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,8 +46,6 @@ struct Pending {
 pub(super) struct Taken {
     pub(super) news: Vec<News>,
     pub(super) limits: Vec<limit::News>,
-    /// How many marks were left out.
-    pub(super) shed: usize,
 }
 
 /// The news of one router.
@@ -57,7 +55,9 @@ struct OfPool {
     shares: BTreeMap<Arc<str>, Share>,
     services: BTreeMap<(i8, u8, Option<TenantKey>), Service>,
     block_tokens: u32,
-    prompts: Vec<(Arc<str>, Vec<BlockHash>)>,
+    prompts: VecDeque<(Arc<str>, Vec<BlockHash>)>,
+    /// There is more than marks that had no room.
+    is_new: bool,
 }
 
 /// Bytes that may be sent to one replica. They accrue for up to a second; what is sent beyond is waited for.
@@ -77,6 +77,7 @@ impl Outbox {
         let Pending { pools, marks, .. } = &mut *pending;
         let waiting = pools.entry(Arc::clone(&news.pool)).or_default();
         waiting.number = news.number;
+        waiting.is_new = true;
         if all {
             waiting.shares.clear();
         }
@@ -98,7 +99,7 @@ impl Outbox {
             *marks += kept;
             shed += told.len() - kept;
             if kept > 0 {
-                waiting.prompts.push((Arc::clone(name), told[..kept].to_vec()));
+                waiting.prompts.push_back((Arc::clone(name), told[..kept].to_vec()));
             }
         }
         drop(pending);
@@ -127,27 +128,37 @@ impl Outbox {
         }
     }
 
-    /// Takes all news, with at most `marks_max` marks.
-    pub(super) fn take(&self, marks_max: usize) -> Taken {
-        let Pending { pools, marks, limits } = std::mem::take(&mut *self.pending());
-        let mut left = marks_max;
-        let news = pools.into_iter().map(
-            |(pool, OfPool { number, shares, services, block_tokens, mut prompts })| {
-                for (_, marks) in &mut prompts {
-                    marks.truncate(left);
-                    left -= marks.len();
+    /// Takes all loads, and at most so many marks; others wait. None if only marks wait and there is no room for them.
+    pub(super) fn take(&self, mut marks_max: usize) -> Taken {
+        let mut pending = self.pending();
+        let Pending { pools, marks, limits } = &mut *pending;
+        let mut news = Vec::new();
+        for (pool, waiting) in &mut *pools {
+            let mut prompts = Vec::new();
+            while marks_max > 0
+                && let Some((name, mut told)) = waiting.prompts.pop_front()
+            {
+                if told.len() > marks_max {
+                    waiting.prompts.push_front((Arc::clone(&name), told.split_off(marks_max)));
                 }
-                prompts.retain(|(_, marks)| !marks.is_empty());
-                let (shares, services) = (shares.into_iter().collect(), services.into_values().collect());
-                News { pool, number, shares, services, block_tokens, prompts }
-            },
-        );
-        let limits = limits.into_iter().map(|(subject, (number, usages))| limit::News {
+                marks_max -= told.len();
+                *marks -= told.len();
+                prompts.push((name, told));
+            }
+            if std::mem::take(&mut waiting.is_new) || !prompts.is_empty() {
+                let shares = std::mem::take(&mut waiting.shares).into_iter().collect();
+                let (number, block_tokens) = (waiting.number, waiting.block_tokens);
+                let services = std::mem::take(&mut waiting.services).into_values().collect();
+                news.push(News { pool: Arc::clone(pool), number, shares, services, block_tokens, prompts });
+            }
+        }
+        pools.retain(|_, waiting| !waiting.prompts.is_empty());
+        let limits = std::mem::take(limits).into_iter().map(|(subject, (number, usages))| limit::News {
             subject,
             number,
             usages: usages.into_iter().collect(),
         });
-        Taken { news: news.collect(), limits: limits.collect(), shed: marks.saturating_sub(marks_max) }
+        Taken { news, limits: limits.collect() }
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -229,8 +240,8 @@ mod tests {
             shed += outbox.put(&news(number, &loads[..1 + usize::from(number == 3)], 100), false);
         }
         assert_eq!(shed, 100_000 - MARKS_MAX);
-        let Taken { news: taken, shed, .. } = outbox.take(MARKS_MAX);
-        assert_eq!((taken.len(), taken[0].number, shed), (1, 1000, 0));
+        let taken = outbox.take(MARKS_MAX).news;
+        assert_eq!((taken.len(), taken[0].number), (1, 1000));
         assert_eq!(loads(&taken[0]), [("a", 1000), ("b", 7)]);
         assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).sum::<usize>(), MARKS_MAX);
         assert_eq!(outbox.take(MARKS_MAX), Taken::default());
@@ -245,21 +256,28 @@ mod tests {
     }
 
     #[test]
-    fn marks_without_budget_are_left_out_and_loads_are_not() {
+    fn marks_without_room_wait_and_loads_do_not() {
         let outbox = Outbox::default();
         outbox.put(&news(1, &[("a", 1)], 10), false);
         outbox.put(&news(2, &[("a", 2)], 10), false);
-        let Taken { news: taken, shed, .. } = outbox.take(13);
-        assert_eq!((loads(&taken[0]), shed), (vec![("a", 2)], 7));
-        assert_eq!(taken[0].prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>(), [10, 3]);
-        outbox.put(&news(3, &[], 10), false);
-        outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false);
+        let sizes = |news: &News| news.prompts.iter().map(|(_, marks)| marks.len()).collect::<Vec<_>>();
+        let taken = outbox.take(13).news;
+        assert_eq!((loads(&taken[0]), sizes(&taken[0])), (vec![("a", 2)], vec![10, 3]));
+        assert_eq!(outbox.take(0), Taken::default(), "only marks wait");
+        outbox.put(&news(3, &[("a", 3)], 0), false);
+        let taken = outbox.take(0).news;
+        assert_eq!((loads(&taken[0]), sizes(&taken[0])), (vec![("a", 3)], vec![]));
         let taken = outbox.take(100).news;
-        assert_eq!(
-            taken[0].prompts,
-            [("a".into(), vec![BlockHash(4)])],
-            "marks of other blocks are of no use"
-        );
+        assert_eq!((loads(&taken[0]), sizes(&taken[0]), taken[0].number), (vec![], vec![7], 3));
+        assert_eq!(outbox.put(&news(4, &[], MARKS_MAX), false), 0, "those that were sent wait no more");
+    }
+
+    #[test]
+    fn marks_of_other_blocks_are_of_no_use() {
+        let outbox = Outbox::default();
+        outbox.put(&news(3, &[], 10), false);
+        assert_eq!(outbox.put(&News { block_tokens: 32, ..news(4, &[], 1) }, false), 10);
+        assert_eq!(outbox.take(100).news[0].prompts, [("a".into(), vec![BlockHash(4)])]);
     }
 
     #[test]

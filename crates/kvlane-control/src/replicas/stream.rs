@@ -50,6 +50,25 @@ pub(super) enum Ended {
     Known,
 }
 
+// === impl Ended ===
+
+impl Ended {
+    /// Whether the network may be the cause, so that the next attempt may succeed: not where the peer's answer was the
+    /// cause, or what it sent is of another protocol.
+    pub(super) fn is_of_the_network(&self) -> bool {
+        match self {
+            Self::Io(error) => error.kind() != io::ErrorKind::InvalidData,
+            // A connection that was closed in order has no error of its own.
+            Self::Http(error) => match error.get_io() {
+                Some(error) => error.kind() != io::ErrorKind::InvalidData,
+                None => error.reason() == Some(h2::Reason::NO_ERROR),
+            },
+            Self::Late(..) | Self::Closed => true,
+            Self::Frame(_) | Self::Refused(..) | Self::NoHello | Self::Itself | Self::Known => false,
+        }
+    }
+}
+
 /// Frames that arrive.
 pub(super) struct Incoming {
     body: RecvStream,
@@ -160,4 +179,50 @@ async fn capacity(stream: &mut SendStream<Bytes>) -> Result<usize, Ended> {
         }
     };
     timeout(SILENCE_MAX, room).await.map_err(|_| Ended::Late("reading by the replica", SILENCE_MAX))?
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// How the answer to a request ends if the peer, having read something, sends these bytes and closes.
+    async fn ended(answer: &[u8], resets: bool) -> Ended {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let peer = async {
+            let (mut socket, _) = listener.accept().await.expect("a connection");
+            let _ = socket.read(&mut [0; 1 << 10]).await;
+            socket.write_all(answer).await.expect("open");
+            if resets {
+                socket.set_zero_linger().expect("open");
+            }
+        };
+        let own = async {
+            let socket = TcpStream::connect(address).await.expect("it listens");
+            let (mut requests, connection) = h2::client::handshake(socket).await?;
+            let asked = async {
+                let (answer, _) = requests.send_request(Request::new(()), true)?;
+                answer.await
+            };
+            let (_, answer) = tokio::join!(connection, asked);
+            answer.map(|_| ())
+        };
+        let (own, ()) = tokio::join!(own, peer);
+        own.expect_err("no answer").into()
+    }
+
+    #[tokio::test]
+    async fn connections_that_break_are_of_the_network_and_other_protocols_are_not() {
+        for (answer, resets) in [(&b""[..], false), (b"", true), (b"\0\0\0\x04\0\0\0\0\0", false)] {
+            let ended = ended(answer, resets).await;
+            assert!(ended.is_of_the_network(), "{ended:?}");
+        }
+        let ended = ended(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n", false).await;
+        assert!(!ended.is_of_the_network(), "{ended:?}");
+        assert!(!Ended::Refused(http::StatusCode::FORBIDDEN, String::new()).is_of_the_network());
+    }
 }
