@@ -77,7 +77,7 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
             "ready": ready, "stopping": stopping, "waits_for": verdict.describe_waits(),
             "given_up": verdict.describe_given_up(), "pools": pools, "down": down, "kv_events": feeds,
             "mismatched": mismatched, "discovery": discovery::describe(fleet),
-            "replicas": fleet.replicas.describe(fleet.clock.now()),
+            "replicas": fleet.describe_replicas(),
             "configuration": fleet.reloads.describe(),
         }),
     )
