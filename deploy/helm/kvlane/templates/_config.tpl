@@ -98,15 +98,15 @@
 {{- define "kvlane.restartConfig" -}}
 {{- $all := include "kvlane.config" . | fromYaml }}
 {{- $part := pick $all "metrics" "kv_events" "tokens" "log" "epp" }}
-{{- $_ := set $part "server" (pick (get $all "server") "host" "port" "relay_threads") }}
+{{- $_ := set $part "server" (pick (get $all "server") "host" "port" "reuse_port" "relay_threads") }}
 {{- $routing := default dict (get $all "routing") }}
 {{- $kept := pick $routing "block_bytes" "seed" "index_snapshot" }}
 {{- range $model, $pool := default dict (get $routing "pools") }}
 {{- with pick (default dict $pool) "tokenizer" "chat_template" }}{{ $_ := set $kept $model . }}{{ end }}
 {{- end }}
 {{- $_ := set $part "routing" $kept }}
-{{- $_ := set $part "replicas" (pick (default dict (get $all "replicas")) "listen" "cluster" "interval" "bandwidth") }}
-{{- $_ := set $part "disaggregation" (pick (default dict (get $all "disaggregation")) "connector") }}
+{{- with pick (default dict (get $all "replicas")) "listen" "cluster" "interval" "bandwidth" }}{{ $_ := set $part "replicas" . }}{{ end }}
+{{- with pick (default dict (get $all "disaggregation")) "connector" }}{{ $_ := set $part "disaggregation" . }}{{ end }}
 {{- $_ := set $part "tracing" (pick (default dict (get $all "tracing")) "queue_size") }}
 {{- $part | toYaml }}
 {{- end }}
