@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-k8s e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
+	e2e-k8s e2e-balancers e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -153,6 +153,12 @@ e2e-pd: cargo
 	e2e/.work/venv/bin/python e2e/pd/test_wire.py -v
 	e2e/.work/venv/bin/python e2e/pd/test_connectors.py -v
 	e2e/.work/venv/bin/python e2e/pd/test_pd.py -v
+
+# nginx, HAProxy and Envoy in front of two replicas, as deploy/balancers has them (Debian: apt-get install nginx-light haproxy).
+e2e-balancers: cargo
+	cargo build --release --locked -p kvlane
+	e2e/envoy/setup.sh
+	python3 e2e/balancers/test_balancers.py -v
 
 # A real API server (built from Go modules, once: ten minutes and more) with the chart, and kvlane with its ServiceAccount's token.
 e2e-k8s: cargo

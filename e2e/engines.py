@@ -172,10 +172,10 @@ def start(engines):
 class Gateway(Process):
     """`kvlane serve` in front of `servers`, all of them healthy."""
 
-    def __init__(self, servers, policy, *options):
+    def __init__(self, servers, policy, *options, name=None):
         urls = [server.url for server in servers]
         command = [KVLANE, "serve", "--port", "0", "--prometheus-port", "0", "--policy", policy, *options]
-        super().__init__(f"kvlane-{policy}", [*command, *self.naming(urls)])
+        super().__init__(name or f"kvlane-{policy}", [*command, *self.naming(urls)])
         try:
             self.port, self.admin_port = until("kvlane says where it serves", self._ports)
             until("all workers are ready", lambda: self.healthy() == set(urls))

@@ -18,5 +18,6 @@ take sigs.k8s.io/gateway-api-inference-extension v1.5.0 config/crd/bases/inferen
 take sigs.k8s.io/gateway-api v1.4.0 config/crd/standard/gateway.networking.k8s.io_httproutes.yaml
 take github.com/prometheus-operator/prometheus-operator v0.85.0 \
     example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,podmonitors,prometheusrules}.yaml
+take github.com/cert-manager/cert-manager v1.19.1 deploy/crds/cert-manager.io_certificates.yaml
 take github.com/kedacore/keda/v2 v2.21.0 config/crd/bases/keda.sh_scaledobjects.yaml
 ls "$directory"

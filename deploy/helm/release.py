@@ -109,6 +109,15 @@ class Release:
                    "--component-log-level", "ext_proc:error")
         until("Envoy asks a picker", lambda: self.ask("/v1/models", None)[0] == 200)
 
+    def heard(self, ip):
+        """How many other pickers count at one."""
+        connection = http.client.HTTPConnection(ip, 29000, timeout=2)
+        try:
+            connection.request("GET", "/readiness", headers={"authorization": f"Bearer {self.key}"})
+            return sum(peer["counts"] for peer in json.loads(connection.getresponse().read())["replicas"]["peers"])
+        finally:
+            connection.close()
+
     def spawn(self, name, *command):
         with open(self.dir / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -119,6 +128,8 @@ class Release:
 
     def start_picker(self, ip):
         keys = {"discovery.kubernetes.kubeconfig": self.account / "kubeconfig", "epp.host": ip, "metrics.host": ip,
+                # The name of the rendered configuration is the cluster's, and this machine's resolver does not know it.
+                "replicas.listen": f"{ip}:3006", "replicas.peers": json.dumps([f"{picker}:3006" for picker in PICKERS]),
                 "routing.index_snapshot": self.dir / f"{ip}.index", "kv_events.snapshot": self.dir / f"{ip}.kv"}
         sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
         self.spawn(ip, KVLANE, "epp", "--config", self.dir / "config.yaml", *sets)
@@ -206,6 +217,7 @@ def main():
 
         try:
             release.start()
+            until("pickers hear each other", lambda: [release.heard(ip) for ip in PICKERS] == [1, 1])
             row("nothing happens", 0, 4)
             row("one of two pickers killed with -9", 2, 8, lambda: release.kill(first, signal.SIGKILL))
             release.restart(first)

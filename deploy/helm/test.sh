@@ -95,6 +95,12 @@ rejects "set autoscaling.model" --set autoscaling.kind=keda
 rejects "above autoscaling.maxReplicas" --set autoscaling.kind=keda,autoscaling.model=m,autoscaling.minReplicas=9
 rejects "use kind keda" --set autoscaling.kind=hpa,autoscaling.model=m,autoscaling.minReplicas=0
 
+rejects "auth.tenantSaltSecret" --set config.auth.isolate_tenants=true
+rejects "auth.tenantSaltSecret" --set config.auth.isolate_tenants=true,replicas=1,exchange.enabled=true
+rejects "issuerRef" --set exchange.tls.certManager.enabled=true
+rejects "port" --set exchange.port=0
+rejects "enabled" --set exchange.enabled=auto
+
 # === What must be so ===
 
 cat "$out"/gateway*.yaml "$out"/envoy*.yaml > "$out/all.yaml"
@@ -145,6 +151,27 @@ while read -r query; do
     grep -qxF -- "$query" "$here/../../docs/autoscaling.md" || fail "docs/autoscaling.md has no query $query"
     ok
 done < <(sed -n 's/^ *query: "\(.*\)"$/\1/p' "$out/keda.yaml" | sed 's/\\"/"/g')
+# Pods exchange news where there are several of them, and where that is asked for; one pod alone has nothing of it.
+for arguments in "mode=gateway" "mode=envoy" "mode=gateway-api" "replicas=1,exchange.enabled=true"; do
+    render --set "$app=vllm,$arguments" > "$out/exchange.yaml"
+    has "$out/exchange.yaml" '^      - kvlane-pods.serving.svc.cluster.local:3006$'
+    has "$out/exchange.yaml" '^      listen: 0.0.0.0:3006$'
+    has "$out/exchange.yaml" '^    - \{name: replicas, port: 3006, targetPort: replicas\}$'
+    has "$out/exchange.yaml" '^ +- \{name: replicas, containerPort: 3006\}$'
+    [ "$(grep -A6 -F -- "- ports: [{port: replicas}]" "$out/exchange.yaml" | lines /dev/stdin '^ +app.kubernetes.io/(name|instance|component): ')" = 3 ] || fail "$arguments: the exchange is open to other pods"; ok
+    [ "$(awk '/^  name: kvlane-pods$/ { on = 1 } on && /^---$/ { exit } on' "$out/exchange.yaml" | lines /dev/stdin '^  (clusterIP: None|publishNotReadyAddresses: true)$')" = 2 ] || fail "$arguments: the pods do not find those that are not ready"; ok
+done
+for arguments in replicas=1 replicas=3,exchange.enabled=false config.auth.isolate_tenants=true,replicas=1; do
+    render --set "$app=vllm,$arguments" > "$out/alone.yaml"
+    has_no "$out/alone.yaml" ' replicas:$|name: replicas|port: replicas'
+done
+render --set "$app=vllm,exchange.tls.secretName=mine,config.auth.isolate_tenants=true,config.auth.tenant_salt_key.env=SALT" > "$out/exchange.yaml"
+has "$out/exchange.yaml" 'secret: \{secretName: mine, defaultMode: 0440\}'
+has "$out/exchange.yaml" 'ca: /etc/kvlane/replicas/ca.crt'
+has "$out/gateway-replicas.yaml" 'dnsNames: \[kvlane-pods.serving.svc.cluster.local\]'
+has "$out/gateway-replicas.yaml" 'listen: ..::.:3106'
+has "$out/gateway-replicas.yaml" 'bandwidth: 2'
+[ "$before" != "$(restart_checksum --set exchange.port=3007)" ] || fail "another port of the exchange does not roll the pods"; ok
 # The pods get hashes of keys, not keys.
 [ "$(lines "$out/gateway.yaml" 'items: \[\{key: keys, path: keys\}\]')" = 1 ] || fail "the Secret is mounted with more than its hashes"; ok
 # Alerts and dashboard are those of deploy/.
@@ -165,9 +192,11 @@ if [ -n "${KVLANE:-}" ]; then
     mkdir -p "$out/keys" "$out/tls"
     printf 'operator admin %064d\n' 1 > "$out/keys/keys"
     certificate "$out/tls/tls.key" "$out/tls/tls.crt"
+    cp "$out/tls/tls.crt" "$out/tls/ca.crt"
+    openssl rand -hex 32 > "$out/tls/key"
     for values in "$chart"/ci/*.yaml; do
         name=$(basename "$values" .yaml)
-        data "$out/$name.yaml" config.yaml | sed -e "s|/etc/kvlane/keys|$out/keys|; s|/etc/kvlane/tls|$out/tls|" -e '\|path: /models|d' > "$out/config.yaml"
+        data "$out/$name.yaml" config.yaml | sed -e "s|/etc/kvlane/keys|$out/keys|; s|/etc/kvlane/tls|$out/tls|; s|/etc/kvlane/replicas|$out/tls|; s|/etc/kvlane/salt|$out/tls|" -e '\|path: /models|d' > "$out/config.yaml"
         "$KVLANE" check --config "$out/config.yaml" > "$out/check" 2>&1 || fail "kvlane check, ci/$name: $(cat "$out/check")"
         ok
     done
@@ -201,6 +230,7 @@ if [ -n "${KUBECONFIG:-}" ]; then
         grep -q '^kind: \(Service\|Pod\)Monitor' "$out/$name.yaml" && wants="$wants servicemonitors.monitoring.coreos.com"
         grep -q '^kind: ScaledObject' "$out/$name.yaml" && wants="$wants scaledobjects.keda.sh"
         grep -q '^kind: InferencePool' "$out/$name.yaml" && wants="$wants inferencepools.inference.networking.k8s.io"
+        grep -q '^kind: Certificate' "$out/$name.yaml" && wants="$wants certificates.cert-manager.io"
         grep -q '^kind: HTTPRoute' "$out/$name.yaml" && wants="$wants httproutes.gateway.networking.k8s.io"
         absent=$(for kind in $wants; do grep -qx "$kind" <<< "$kinds" || echo "$kind"; done)
         if [ -n "$absent" ]; then skip "ci/$name at the API server, which has no $absent (deploy/helm/crds.sh)"; continue; fi
@@ -234,6 +264,7 @@ if [ -n "${KUBECONFIG:-}" ]; then
     installed=true
     helm install kvlane "$chart" --namespace serving --set $app=vllm > "$out/notes"
     has "$out/notes" 'rollout status deployment/kvlane'
+    has "$out/notes" 'The pods tell each other'
     key() { kubectl --namespace serving get secret kvlane-operators -o jsonpath='{.data.admin}'; }
     before=$(key)
     helm upgrade kvlane "$chart" --namespace serving --set $app=vllm,replicas=3 > /dev/null

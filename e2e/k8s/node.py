@@ -3,6 +3,7 @@ kube-proxy do, as far as kvlane's chart asks for it.
 
 A pod's one container is `kvlane` with the pod's arguments, user, environment and volumes, in a root directory and mounts of its own;
 its startup and readiness probes are asked, its status is reported, and when it is deleted it gets SIGTERM and its grace period.
+Its resolver is `Names`, which answers for Services as the cluster's DNS server does.
 All pods have the network of this machine: in their arguments and ConfigMaps `0.0.0.0` and `tcp://*` become the pod's address.
 
 Root, Linux, util-linux; Python's own library only.
@@ -14,6 +15,8 @@ import http.client
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -31,12 +34,71 @@ CONTAINER = (
 )
 
 
+class Names:
+    """A DNS server for the names of Services, with what CoreDNS answers for headless ones: an A record for each address that the
+    endpoint slices call ready, which are all if the Service publishes addresses that are not. UDP, port 53 of `address`."""
+
+    TTL_S = 5
+    A, AAAA = 1, 28
+
+    def __init__(self, cluster, address):
+        self.cluster, self.address, self.closed = cluster, address, threading.Event()
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((address, 53))
+        self.socket.settimeout(POLL_S)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.closed.set()
+        self.thread.join()
+        self.socket.close()
+
+    def resolv_conf(self, namespace):
+        return f"nameserver {self.address}\nsearch {namespace}.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
+
+    def _serve(self):
+        while not self.closed.is_set():
+            try:
+                query, client = self.socket.recvfrom(4096)
+            except TimeoutError:
+                continue
+            self.socket.sendto(self._answer(query), client)
+
+    def _answer(self, query):
+        labels, at = [], 12
+        while length := query[at]:
+            labels.append(query[at + 1:at + 1 + length].decode().lower())
+            at += 1 + length
+        (kind,) = struct.unpack_from("!H", query, at + 1)
+        question, addresses = query[12:at + 5], self._addresses(labels)
+        found = addresses if addresses and kind == self.A else []
+        # Authoritative, recursion available; NXDOMAIN where there is no such Service or it has no address.
+        flags = 0x8580 | (0 if addresses else 3)
+        answer = struct.pack("!2sHHHHH", query[:2], flags, 1, len(found), 0, 0) + question
+        for address in found:
+            answer += struct.pack("!HHHIH4s", 0xC00C, self.A, 1, self.TTL_S, 4, socket.inet_aton(address))
+        return answer
+
+    def _addresses(self, labels):
+        if labels[2:] != ["svc", "cluster", "local"]:
+            return []
+        name, namespace = labels[:2]
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector=kubernetes.io/service-name={name}"
+        return sorted({
+            address for item in self.cluster.api("GET", path)["items"] for endpoint in item["endpoints"] or []
+            if endpoint["conditions"]["ready"] for address in endpoint["addresses"]
+        })
+
+
 class Node:
     """Registers a node, and runs the pods that the scheduler gives it, until `close`."""
 
     def __init__(self, cluster, program, address, name="node"):
-        """`address(index)` is that of the index-th pod; `program` the binary of their image."""
-        self.cluster, self.program, self.address, self.name = cluster, program, address, name
+        """`address(index)` is that of the index-th pod, after that of the DNS server; `program` the binary of their image."""
+        self.cluster, self.program, self.name = cluster, program, name
+        self.address = lambda index: address(index + 1)
+        self.names = Names(cluster, address(0))
         self.pods, self.closed = {}, threading.Event()
         cluster.api("POST", "/api/v1/nodes", {
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -51,6 +113,12 @@ class Node:
         self.thread.join()
         for pod in self.pods.values():
             pod.kill()
+        self.names.close()
+
+    def lose(self, name):
+        """Kills a pod's process and removes the pod, as when its machine is gone: what replaces it has another address."""
+        self.pods[name].kill()
+        self.cluster.remove(name, self.pods[name].namespace)
 
     def ended(self, app):
         """Exit codes of pods of an application (`app.kubernetes.io/name`) that are gone, by name."""
@@ -79,7 +147,7 @@ class Node:
             for item in self.cluster.api("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}")["items"]:
                 name = item["metadata"]["name"]
                 if name not in self.pods:
-                    self.pods[name] = Pod(self.cluster, self.program, item, self.address(len(self.pods)))
+                    self.pods[name] = Pod(self.cluster, self.program, item, self.address(len(self.pods)), self.names)
                 if "deletionTimestamp" in item["metadata"]:
                     self.pods[name].ending.set()
 
@@ -87,8 +155,8 @@ class Node:
 class Pod:
     """One pod, from its volumes to its end."""
 
-    def __init__(self, cluster, program, item, ip):
-        self.cluster, self.object, self.ip = cluster, item, ip
+    def __init__(self, cluster, program, item, ip, names):
+        self.cluster, self.object, self.ip, self.names = cluster, item, ip, names
         self.namespace, self.name = item["metadata"]["namespace"], item["metadata"]["name"]
         self.spec = item["spec"]
         (self.container,) = self.spec["containers"]
@@ -114,6 +182,7 @@ class Pod:
         for link in ("lib", "lib64"):
             (self.root / link).symlink_to(f"usr/{link}")
         (self.root / "kvlane").touch()
+        (self.root / "etc" / "resolv.conf").write_text(self.names.resolv_conf(self.namespace))
         volumes = {volume["name"]: volume for volume in self.spec.get("volumes", [])}
         for mount in self.container.get("volumeMounts", []):
             directory = self.root / mount["mountPath"].lstrip("/")

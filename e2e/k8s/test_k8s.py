@@ -9,7 +9,9 @@ e2e/envoy/upstream.py answers there. RESTARTS (20), AWAY_S (20) and PODS (500) m
 """
 
 import asyncio
+import base64
 import collections
+import http.client
 import json
 import os
 import re
@@ -39,6 +41,9 @@ GONE_S_MAX = 0.1
 MIXED_PER_S = 20
 # The first address of pods that run.
 RUNNING = 2000
+# Pods of kvlane among them.
+REPLICAS = 3
+HEARD_S_MAX = 10
 NAMESPACE = "serving"
 CHART = REPOSITORY / "deploy" / "helm" / "kvlane"
 ENGINE_PORT = 8000
@@ -219,14 +224,15 @@ class Rolling(unittest.TestCase):
         cls.cluster.kubectl("apply", "--namespace", NAMESPACE, "-f", str(REPOSITORY / "deploy" / "samples" / "mock.yaml"))
         cls.helm("install")
         try:
-            until("two pods of kvlane serve", lambda: len(cls.service.ready) == 2, 120)
+            until("all pods of kvlane serve", lambda: len(cls.service.ready) == REPLICAS, 120)
         except AssertionError:
             print(cls.node.logs(), flush=True)
             raise
 
     @classmethod
     def helm(cls, what, *options):
-        command = [binary("helm"), what, "kvlane", str(CHART), "--namespace", NAMESPACE, "--set", "engines.selector.matchLabels.app=mock"]
+        values = f"engines.selector.matchLabels.app=mock,replicas={REPLICAS}"
+        command = [binary("helm"), what, "kvlane", str(CHART), "--namespace", NAMESPACE, "--set", values]
         environment = os.environ | {"KUBECONFIG": str(cls.cluster.kubeconfig)}
         subprocess.run([*command, *options], check=True, capture_output=True, text=True, env=environment)
 
@@ -237,16 +243,83 @@ class Rolling(unittest.TestCase):
             began = time.monotonic()
             # One of the keys that a reload cannot change, so that the pods are replaced.
             self.helm("upgrade", "--set", "config.tokens.threads=2")
-            until("both pods have ended", lambda: len(self.node.ended("kvlane")) == 2, 180)
-            print(f"two pods of kvlane replaced in {time.monotonic() - began:.0f} s", flush=True)
+            until("all of before have ended", lambda: len(self.node.ended("kvlane")) == REPLICAS, 300)
+            print(f"{REPLICAS} pods of kvlane replaced in {time.monotonic() - began:.0f} s", flush=True)
             enough = traffic.sent + 2 * MIXED_PER_S
             until("their successors serve", lambda: traffic.sent > enough, 30)
             after = set(self.service.ready)
         traffic.say(f"rolling update, {sum(map(streamed, traffic.replies))} streams among the requests")
         self.assertEqual([], [(reply.error, reply.status, reply.body[-200:], reply.end_s) for reply in traffic.bad])
         self.assertEqual({0}, set(self.node.ended("kvlane").values()), "exit codes")
-        self.assertEqual(2, len(after))
+        self.assertEqual(REPLICAS, len(after))
         self.assertFalse(before & after, "a pod was kept")
+        self.all_hear_each_other()
+        for ip, told in self.replicas().items():
+            self.assertEqual("arrived", told["snapshot"]["state"], ip)
+
+    def test_a_conversation_goes_on_at_another_pod_when_one_is_lost(self):
+        self.all_hear_each_other()
+        before = self.serving()
+        lost, other = before[:2]
+        prompt = "the beginning of a conversation " * 200
+        backend, _ = self.ask(lost, prompt)
+        # Ten times `replicas.interval`: the others know it.
+        time.sleep(0.2)
+        (name,) = [name for name, pod in self.node.pods.items() if pod.ip == lost]
+        self.node.lose(name)
+        again, cached = self.ask(other, prompt + " goes on")
+        self.assertEqual(backend, again)
+        self.assertGreater(cached, 500)
+        until("another pod has taken its place", lambda: len(self.serving()) == REPLICAS and lost not in self.serving(), 120)
+        (successor,) = set(self.serving()) - set(before)
+        self.all_hear_each_other()
+        told = self.replicas()[successor]
+        self.assertEqual("arrived", told["snapshot"]["state"])
+        self.assertGreater(told["snapshot"]["marks"], 0)
+        again, cached = self.ask(successor, prompt + " goes on at the successor")
+        self.assertEqual(backend, again)
+        self.assertGreater(cached, 500)
+
+    def serving(self):
+        """Addresses of the pods of kvlane that are ready."""
+        return [ip for ip, _ in self.service.ready]
+
+    def replicas(self):
+        """What each of them says of its replicas."""
+        data = self.cluster.api("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/kvlane-operators")["data"]
+        key = base64.b64decode(data["admin"]).decode()
+        return {
+            ip: self.fetch(ip, 29000, "GET", "/readiness", headers={"authorization": f"Bearer {key}"})[1]["replicas"]
+            for ip in self.serving()
+        }
+
+    def all_hear_each_other(self):
+        began = time.monotonic()
+
+        def heard():
+            told = self.replicas()
+            counting = [sum(peer["counts"] for peer in of["peers"]) for of in told.values()]
+            return counting == [REPLICAS - 1] * REPLICAS and not any(of["problems"] for of in told.values())
+
+        until("all pods of kvlane hear each other", heard, HEARD_S_MAX)
+        print(f"all hear each other after {time.monotonic() - began:.2f} s", flush=True)
+
+    def ask(self, ip, prompt):
+        """The engine that answers a prompt which the gateway at `ip` gets, and how many of its tokens were cached there."""
+        body = json.dumps({"model": "mock", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4})
+        headers, answer = self.fetch(ip, 30000, "POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        return headers["x-router-backend"], (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+    def fetch(self, ip, port, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection(ip, port, timeout=10)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            text = response.read()
+            self.assertEqual(200, response.status, text)
+            return response.headers, json.loads(text)
+        finally:
+            connection.close()
 
 
 class Discovering(Group):

@@ -238,8 +238,9 @@ function close(error) {
   sessionStorage.removeItem("kvlane-key");
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   $("app").hidden = true;
-  for (const emptied of ["tiles", "changes", "decision-list", "why", "index", "map"]) $(emptied).replaceChildren();
+  for (const emptied of ["tiles", "changes", "decision-list", "why", "index", "map", "replica-own", "replica-problems"]) $(emptied).replaceChildren();
   $("endpoints").tBodies[0].replaceChildren();
+  $("replicas").querySelector("tbody").replaceChildren();
   rows.clear();
   tiles.clear();
   $("gate").hidden = false;
@@ -329,6 +330,7 @@ function show() {
   showFleet(all);
   showDecisions();
   showIndex(all);
+  showReplicas();
   if (page.sheet) showSheet();
   $("add").hidden = !page.fleet.you.may_change;
   const who = page.fleet.you.name ? `${page.fleet.you.name}, ${page.fleet.you.role}` : page.fleet.you.may_change ? "no key needed" : page.fleet.you.role;
@@ -366,6 +368,8 @@ function showSummary(all) {
   if (states.down) parts.push(`${plural(states.down, "endpoint")} down`);
   if (states.failing) parts.push(`${plural(states.failing, "endpoint does", "endpoints do")} not answer`);
   if (open) parts.push(`${plural(open, "breaker")} open`);
+  const deaf = Object.keys(page.fleet.replicas?.problems ?? {}).length;
+  if (deaf) parts.push(`${plural(deaf, "replica")} cannot be told anything`);
   const bad = parts.length > 0 || page.fleet.configuration.problem;
   const serving = states.serving ?? 0;
   if (page.fleet.configuration.problem) parts.push(`the configuration was rejected: ${page.fleet.configuration.problem}`);
@@ -1097,6 +1101,46 @@ function noteChanges() {
     for (const [id, before] of page.before) if (!here.has(id) && before.state) noteChange(`${before.name} was removed`, "");
   } else if ($("changes").childElementCount === 0) noteChange("Opened", "");
   page.before = here;
+}
+
+// === Replicas ===
+
+const SNAPSHOTS = {
+  none: "none", awaited: "waits for an older replica", arriving: "arrives", arrived: "arrived",
+};
+
+/** The first half of an id is enough to tell a few replicas apart; the whole one is in the title. */
+function shortId(id) { return id.slice(0, 8); }
+
+function showReplicas() {
+  const told = page.fleet.replicas;
+  $("replicas").hidden = !told;
+  if (!told) return;
+  const counting = told.peers.filter(peer => peer.counts).length;
+  setText($("replicas-note"), `${counting} of ${plural(told.peers.length, "other")} heard`);
+  const body = $("replicas").querySelector("tbody");
+  while (body.rows.length > told.peers.length) body.deleteRow(-1);
+  while (body.rows.length < told.peers.length) body.append(make("tr", {}, make("td"), make("td"), make("td", { class: "n" }), make("td")));
+  told.peers.forEach((peer, n) => {
+    const row = body.rows[n];
+    const heard = peer.counts ? `for ${seconds(peer.heard_for_s)}` : `last ${ago(peer.age_s)}`;
+    row.cells[0].title = peer.replica;
+    [shortId(peer.replica), peer.address, whole.format(peer.requests), heard].forEach((text, cell) => setText(row.cells[cell], text));
+    setClass(row.cells[3], peer.counts ? "" : "is-warn");
+  });
+  const problems = Object.entries(told.problems).map(([of, why]) => `${of} is told nothing: ${why}`);
+  const list = $("replica-problems");
+  while (list.childElementCount > problems.length) list.lastElementChild.remove();
+  while (list.childElementCount < problems.length) list.append(make("li"));
+  problems.forEach((text, n) => setText(list.children[n], text));
+  const { state, from, marks } = told.snapshot;
+  const own = [
+    ["This one", shortId(told.replica)],
+    ["Snapshot", SNAPSHOTS[state] + (state === "arrived" ? ` from ${shortId(from)}, ${count(marks)} marks` : "")],
+  ];
+  const facts = $("replica-own");
+  if (!facts.childElementCount) facts.replaceChildren(...own.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
+  own.forEach(([, text], n) => setText(facts.children[2 * n + 1], text));
 }
 
 // === One endpoint ===

@@ -54,6 +54,7 @@ fn read_clients(metrics: &Metrics, proxy: &Proxy) {
 fn read_replicas(metrics: &Metrics, proxy: &Proxy, now: Nanos) {
     let replicas = &proxy.fleet.replicas;
     metrics.replicas.replicas.set(replicas.live(now).len() as i64);
+    metrics.replicas.replica_problems.set(replicas.problems().len() as i64);
     metrics.replicas.replica_age.clear();
     for (replica, heard) in replicas.heard(now) {
         let label = ReplicaLabel { replica: shown(replica) };

@@ -57,6 +57,7 @@ pub(crate) fn describe_fleet(admin: &Admin, parts: &Parts) -> Value {
         "tokenizer_queue": fleet.tokenizers.waiting(),
         "pools": pools.iter().map(|pool| self::pool(fleet, pool)).collect::<Vec<_>>(),
         "workers": workers,
+        "replicas": fleet.describe_replicas(),
     })
 }
 

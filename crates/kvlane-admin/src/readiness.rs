@@ -1,11 +1,9 @@
 //! Health, readiness and the model list, for health checks and for clients.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use kvlane_core::cache_accuracy::{Feed, Knowledge};
-use kvlane_core::replica::ReplicaId;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::parity::Parity;
 use kvlane_proxy::body::{Body, json_response};
@@ -79,19 +77,10 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
             "ready": ready, "stopping": stopping, "waits_for": verdict.describe_waits(),
             "given_up": verdict.describe_given_up(), "pools": pools, "down": down, "kv_events": feeds,
             "mismatched": mismatched, "discovery": discovery::describe(fleet),
-            "replicas": fleet.replicas.describe(fleet.clock.now(), &told(fleet)),
+            "replicas": fleet.describe_replicas(),
             "configuration": fleet.reloads.describe(),
         }),
     )
-}
-
-/// The requests in flight that each other replica told, over all pools.
-fn told(fleet: &Fleet) -> BTreeMap<ReplicaId, u64> {
-    let mut told = BTreeMap::new();
-    for peer in fleet.pools().iter().flat_map(|pool| pool.router.peers()) {
-        *told.entry(peer.replica).or_default() += u64::from(peer.requests);
-    }
-    told
 }
 
 pub(super) fn models(fleet: &Fleet) -> Value {

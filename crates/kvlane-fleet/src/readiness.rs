@@ -1,9 +1,11 @@
 //! Readiness: whether new requests should be sent to this gateway.
 //!
 //! At start it waits until the fleet is known: sources of workers have published, workers have been probed, and their
-//! KV event feeds have caught up; each for a limited time. From then on an endpoint that takes requests is enough. The
-//! HTTP path `/readiness` and gRPC health checks report the same verdict.
+//! KV event feeds have caught up; then an older replica's snapshot has arrived, if one is reached; each for a limited
+//! time. From then on an endpoint that takes requests is enough. The HTTP path `/readiness` and gRPC health checks report
+//! the same verdict.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,9 +15,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::Fleet;
+use crate::replicas::Snapshot;
 
 /// How often the verdict is computed anew for those that watch it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time from the start in which an older replica is reached, if there is one: names are resolved and connections are
+/// opened within milliseconds.
+const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// Most unmet conditions that are listed; the others are counted.
 const LISTED_MAX: usize = 16;
 
@@ -26,11 +32,16 @@ pub struct Bounds {
     pub workers: Duration,
     /// For sources of workers (`discovery.sync_timeout`).
     pub sources: Duration,
+    /// For the snapshot of an older replica, from when the workers are known (`replicas.sync_timeout`); zero without
+    /// replicas.
+    pub snapshot: Duration,
 }
 
 /// The start of a gateway, and the last verdict.
 pub struct Start {
     began: Instant,
+    /// When sources and workers were known, or given up.
+    known: OnceLock<Instant>,
     /// Nothing of the start is waited for any more.
     complete: AtomicBool,
     verdict: watch::Sender<bool>,
@@ -52,7 +63,7 @@ pub struct Readiness {
 /// A condition that is not met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// Its kind: `endpoint`, `discovery`, `worker` or `kv_events`.
+    /// Its kind: `endpoint`, `discovery`, `worker`, `kv_events` or `snapshot`.
     pub what: &'static str,
     /// The source, worker or feed.
     pub name: String,
@@ -65,14 +76,19 @@ pub struct Unmet {
 impl Default for Start {
     fn default() -> Self {
         let (began, complete) = (Instant::now(), AtomicBool::new(false));
-        Self { began, complete, verdict: watch::Sender::new(false) }
+        Self { began, known: OnceLock::new(), complete, verdict: watch::Sender::new(false) }
     }
 }
 
 impl Start {
     /// Whether it is over.
-    pub fn is_complete(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
+    }
+
+    /// Whether the workers of the start are known, or given up.
+    pub fn is_known(&self) -> bool {
+        self.known.get().is_some()
     }
 
     /// Whether the gateway is ready, for those that report each change.
@@ -87,7 +103,7 @@ impl Fleet {
     /// Whether new requests should be sent to this gateway, and what it waits for.
     pub fn readiness(&self) -> Readiness {
         let stopping = self.stopping.load(Ordering::Relaxed);
-        let Bounds { workers, sources } = self.settings().start;
+        let Bounds { workers, sources, snapshot } = self.settings().start;
         let (mut waits_for, mut given_up) = (Vec::new(), Vec::new());
         if !self.start.is_complete() {
             let passed = self.start.began.elapsed();
@@ -103,6 +119,14 @@ impl Fleet {
         if !keeps_requests && !serves() {
             let problem = Some("no endpoint takes requests".to_owned());
             waits_for.push(Unmet { what: "endpoint", name: String::new(), problem });
+        }
+        if waits_for.is_empty() && !self.start.is_complete() {
+            let known = self.start.known.get_or_init(Instant::now);
+            let reaches = self.start.began.elapsed() < REACH_WITHIN.min(snapshot);
+            match self.snapshot_awaited(reaches) {
+                Some(unmet) if known.elapsed() < snapshot => waits_for.push(unmet),
+                unmet => given_up.extend(unmet.filter(|_| !snapshot.is_zero())),
+            }
         }
         let settled = waits_for.is_empty();
         if settled && !stopping && !self.start.complete.swap(true, Ordering::Relaxed) {
@@ -145,6 +169,18 @@ impl Fleet {
         silent
             .map(|(name, status)| Unmet { what: "discovery", name: name.into(), problem: status.problem })
             .collect()
+    }
+
+    /// The snapshot of an older replica that was reached, or may still be.
+    fn snapshot_awaited(&self, reaches: bool) -> Option<Unmet> {
+        let problem = if self.replicas.await_snapshot() {
+            "an older replica has not sent all of it"
+        } else if reaches && self.replicas.snapshot() == Snapshot::None {
+            "no older replica was reached so far"
+        } else {
+            return None;
+        };
+        Some(Unmet { what: "snapshot", name: String::new(), problem: Some(problem.into()) })
     }
 
     /// Workers without the result of a first probe, and KV event feeds of healthy workers that have not caught up.

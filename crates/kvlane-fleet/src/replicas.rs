@@ -9,6 +9,8 @@ use kvlane_core::replica::{LEASE, ReplicaId};
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
 
+use crate::Fleet;
+
 /// Time without news after which a replica is no longer listed.
 const LISTED_FOR: Nanos = Nanos::from_secs(60);
 /// Most replicas that are listed.
@@ -34,6 +36,8 @@ struct State {
     own: Option<ReplicaId>,
     heard: BTreeMap<ReplicaId, Heard>,
     snapshot: Snapshot,
+    /// Connections to older replicas, which can send a snapshot.
+    older: usize,
     /// Why a peer cannot be told anything, by its address.
     problems: BTreeMap<String, String>,
 }
@@ -43,6 +47,8 @@ struct State {
 pub struct Heard {
     /// From where it connected.
     pub address: IpAddr,
+    /// Since when it has been heard.
+    pub since: Nanos,
     /// When it was last heard.
     pub at: Nanos,
 }
@@ -50,7 +56,7 @@ pub struct Heard {
 /// What this replica has of another one's knowledge of the time before its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Snapshot {
-    /// No replica was reached so far.
+    /// None arrives, and none has arrived.
     #[default]
     None,
     /// It arrives.
@@ -81,7 +87,8 @@ impl Replicas {
     pub fn hear(&self, now: Nanos, replica: ReplicaId, address: IpAddr) {
         let mut state = self.state();
         if state.heard.len() < LISTED_MAX || state.heard.contains_key(&replica) {
-            state.heard.insert(replica, Heard { address, at: now });
+            let heard = state.heard.entry(replica).or_insert(Heard { address, since: now, at: now });
+            (heard.address, heard.at) = (address, now);
         }
     }
 
@@ -111,6 +118,23 @@ impl Replicas {
         }
     }
 
+    /// Why peers cannot be told anything, by address, or by name if that cannot be resolved.
+    pub fn problems(&self) -> BTreeMap<String, String> {
+        self.state().problems.clone()
+    }
+
+    /// An older replica was reached; it can send a snapshot until this is dropped.
+    pub fn reach_older(&self) -> Older<'_> {
+        self.state().older += 1;
+        Older(self)
+    }
+
+    /// Whether an older replica can be reached whose snapshot has not arrived.
+    pub fn await_snapshot(&self) -> bool {
+        let state = self.state();
+        state.older > 0 && !matches!(state.snapshot, Snapshot::Arrived { .. })
+    }
+
     /// Begins to receive a snapshot, unless there is one or it arrives.
     pub fn begin_snapshot(&self) -> bool {
         let mut state = self.state();
@@ -131,19 +155,20 @@ impl Replicas {
         self.state().snapshot.clone()
     }
 
-    /// For operators; null if nothing is exchanged. `in_flight` has the requests in flight that each replica told.
-    pub fn describe(&self, now: Nanos, in_flight: &BTreeMap<ReplicaId, u64>) -> Value {
+    fn describe(&self, now: Nanos, requests: &BTreeMap<ReplicaId, u64>) -> Value {
         let heard = self.heard(now);
         let state = self.state();
         let Some(own) = state.own else { return Value::Null };
         let peers = heard.into_iter().map(|(replica, heard)| {
             let age = now - heard.at;
             json!({
-                "replica": shown(replica), "address": heard.address, "age_s": age.as_secs_f64(),
-                "counts": age < LEASE, "requests": in_flight.get(&replica).copied().unwrap_or(0),
+                "replica": shown(replica), "address": heard.address, "heard_for_s": (now - heard.since).as_secs_f64(),
+                "age_s": age.as_secs_f64(), "counts": age < LEASE,
+                "requests": requests.get(&replica).copied().unwrap_or(0),
             })
         });
         let (arrived, from, marks) = match &state.snapshot {
+            Snapshot::None if state.older > 0 => ("awaited", None, 0),
             Snapshot::None => ("none", None, 0),
             Snapshot::Arriving => ("arriving", None, 0),
             Snapshot::Arrived { from, marks } => ("arrived", Some(shown(*from)), *marks),
@@ -157,6 +182,30 @@ impl Replicas {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// The other replicas, for operators; null if nothing is exchanged.
+    pub fn describe_replicas(&self) -> Value {
+        let mut requests: BTreeMap<ReplicaId, u64> = BTreeMap::new();
+        for pool in self.pools() {
+            for peer in pool.router.peers() {
+                *requests.entry(peer.replica).or_default() += u64::from(peer.requests);
+            }
+        }
+        self.replicas.describe(self.clock.now(), &requests)
+    }
+}
+
+/// A connection to an older replica.
+pub struct Older<'a>(&'a Replicas);
+
+impl Drop for Older<'_> {
+    fn drop(&mut self) {
+        self.0.state().older -= 1;
     }
 }
 

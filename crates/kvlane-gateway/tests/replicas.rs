@@ -99,6 +99,8 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
         "{shown}"
     );
     let id = shown["peers"][0]["replica"].as_str().expect("an id").to_owned();
+    let on_page = b.operate("GET", "/fleet", "").await.json()["replicas"].take();
+    assert_eq!(on_page["peers"][0]["replica"], *id, "{on_page}");
     assert_eq!(readiness(&a).await["replica"], *id);
     assert_eq!(b.metric("kvlane_replicas").await, Some(1.0));
     assert!(b.metric(&format!("kvlane_replica_age_seconds{{replica=\"{id}\"}}")).await.is_some());
@@ -109,6 +111,7 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
 
     let (_client, call) = a.stream(&engine, "x").await;
     eventually("the other knows", || elsewhere(&b) == 1).await;
+    assert_eq!(readiness(&b).await["peers"][0]["requests"], 1);
     drop(a);
     eventually("its lease has ended", || elsewhere(&b) == 0).await;
     assert_eq!(live(&b), 0);
@@ -211,6 +214,137 @@ async fn a_replica_that_starts_gets_what_an_older_one_knows() {
     }
     a.end().await;
     b.end().await;
+}
+
+/// An older replica that greets, and answers a request for a snapshot only when it is told to; it knows nothing.
+async fn slow_elder() -> (SocketAddr, tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let (permit, permitted) = tokio::sync::oneshot::channel();
+    let serve = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
+        let (mut permitted, mut open) = (Some(permitted), Vec::new());
+        while let Some(request) = connection.accept().await {
+            let (request, mut respond) = request.expect("valid");
+            let mut answer = respond.send_response(http::Response::new(()), false).expect("sent");
+            let mut own = Vec::new();
+            hello(&mut own, &Hello::new(ReplicaId(7), "kvlane", u64::MAX));
+            answer.send_data(own.into(), false).expect("sent");
+            if request.uri().path().ends_with("/snapshot") {
+                let permitted = permitted.take().expect("asked once");
+                tokio::spawn(async move {
+                    let _ = permitted.await;
+                    let _ = answer.send_data(Bytes::new(), true);
+                });
+            } else {
+                open.push((request, answer));
+            }
+        }
+    });
+    (address, permit, serve)
+}
+
+async fn waits_for_snapshot(gateway: &TestGateway) {
+    let waits = async {
+        loop {
+            let reply = gateway.operate("GET", "/readiness", "").await;
+            let told = reply.json();
+            assert_eq!(reply.status, 503, "{told}");
+            let waits = told["waits_for"].as_array().expect("a list");
+            if waits.len() == 1
+                && waits[0]["what"] == "snapshot"
+                && told["replicas"]["snapshot"]["state"] == "arriving"
+            {
+                return;
+            }
+        }
+    };
+    soon("it waits for the snapshot", waits).await;
+}
+
+async fn is_ready(gateway: &TestGateway) -> Value {
+    let ready = async {
+        loop {
+            let reply = gateway.operate("GET", "/readiness", "").await;
+            if reply.status == 200 {
+                return reply.json();
+            }
+        }
+    };
+    soon("it is ready", ready).await
+}
+
+/// Invariant: A replica that reaches an older one is ready when that one's snapshot has arrived, or
+/// `replicas.sync_timeout` has passed.
+#[tokio::test]
+async fn a_replica_that_starts_is_ready_when_the_snapshot_of_an_older_one_has_arrived() {
+    let engine = FakeEngine::start("m").await;
+    for arrives in [true, false] {
+        let (elder, permit, serve) = slow_elder().await;
+        let mut late = replica();
+        late.replicas.peers = vec![elder.to_string()];
+        late.replicas.sync_timeout = std::time::Duration::from_secs(3600);
+        let gateway = TestGateway::start(late, &[&engine]).await;
+        waits_for_snapshot(&gateway).await;
+        if arrives {
+            permit.send(()).expect("waited for");
+            let told = is_ready(&gateway).await;
+            assert_eq!(
+                (&told["replicas"]["snapshot"]["state"], &told["given_up"]),
+                (&"arrived".into(), &serde_json::json!([]))
+            );
+        } else {
+            let mut hasty = Config::clone(&gateway.serving().config());
+            hasty.replicas.sync_timeout = std::time::Duration::ZERO;
+            gateway.serving().reload(hasty).expect("valid");
+            is_ready(&gateway).await;
+            drop(permit);
+        }
+        gateway.end().await;
+        serve.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_reaches_no_older_one_does_not_wait() {
+    let engine = FakeEngine::start("m").await;
+    let mut alone = replica();
+    alone.replicas.peers = vec!["127.0.0.1:9".into(), "replicas.invalid:9".into()];
+    alone.replicas.sync_timeout = std::time::Duration::from_secs(3600);
+    let gateway = TestGateway::start(alone, &[&engine]).await;
+    let told = is_ready(&gateway).await;
+    assert_eq!(
+        (&told["replicas"]["snapshot"]["state"], &told["given_up"]),
+        (&"none".into(), &serde_json::json!([]))
+    );
+    let unresolved = async { while readiness(&gateway).await["problems"]["replicas.invalid:9"].is_null() {} };
+    soon("the name that cannot be resolved is a problem", unresolved).await;
+    assert!(gateway.metric("kvlane_replica_problems").await.is_some_and(|problems| problems >= 1.0));
+    set_peers(&gateway, &[]);
+    eventually("problems are forgotten", || gateway.fleet().replicas.problems().is_empty()).await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn pickers_are_replicas_too() {
+    let (one, two) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&one, &two];
+    let (a, b) =
+        (TestGateway::picker(replica(), &engines).await, TestGateway::picker(replica(), &engines).await);
+    meet(&[&a, &b]).await;
+    let (of_a, of_b) = (a.data_plane().await, b.data_plane().await);
+    let long = "the same beginning ".repeat(40);
+    let first = of_a.pick(CHAT, &[], &chat("m", &long)).await.addresses()[0].clone();
+    eventually("the other knows the prompt", || !b.pool("m").router.tell_marks().is_empty()).await;
+    for n in 0..5 {
+        let asked = chat("m", &format!("{long} {n}"));
+        assert_eq!(of_b.pick(CHAT, &[], &asked).await.addresses()[0], first, "pick {n}");
+    }
+    of_a.close().await;
+    of_b.close().await;
+    a.shut_down().await;
+    b.shut_down().await;
 }
 
 /// The problem that a gateway has with the only peer that it cannot tell anything.

@@ -313,6 +313,47 @@ class Locked(Case):
         self.assertEqual(0, page.run("document.querySelectorAll('#sheet-actions button').length"))
 
 
+class Replicated(Case):
+    engines, users = 2, 4
+
+    @classmethod
+    def setUpClass(cls):
+        # Two that hear each other, and a third address at which there is none.
+        cls.own, cls.other, cls.absent = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        cls.flags = ("--replicas-listen", cls.own, "--replicas-peer", cls.own, cls.other, cls.absent)
+        super().setUpClass()
+
+    def sibling(self):
+        urls = [flag for port in self.stack.ports for flag in ("--worker-urls", f"http://127.0.0.1:{port}")]
+        admin = free_port()
+        sibling = launch(
+            "serve", "--port", str(free_port()), "--prometheus-port", str(admin), *urls,
+            "--replicas-listen", self.other, "--replicas-peer", self.own,
+        )
+        self.addCleanup(sibling.wait)
+        self.addCleanup(sibling.kill)
+        until("the other replica is ready", lambda: ready(admin), 60)
+        return sibling, f"http://127.0.0.1:{admin}/dashboard"
+
+    def test_replicas_are_shown_with_their_state(self):
+        page = self.open()
+        page.until("document.getElementById('replicas').hidden === false")
+        sibling, its_page = self.sibling()
+        heard = "document.querySelector('#replicas tbody tr')?.innerText ?? ''"
+        page.until(f"({heard}).includes('for ')")
+        self.assertIn("1 of 1 other heard", page.run("document.getElementById('replicas-note').innerText"))
+        page.until(f"document.getElementById('replica-problems').innerText.includes('{self.absent}')")
+        page.until("document.getElementById('summary').innerText.includes('1 replica cannot be told anything')")
+        younger = self.browser.open(its_page)
+        younger.until("document.getElementById('replica-own')?.innerText.includes('arrived from')")
+        sibling.kill()
+        page.until(f"({heard}).includes('last ')")
+        page.until(f"document.getElementById('replica-problems').innerText.includes('{self.other}')")
+        self.assertIn("0 of 1 other heard", page.run("document.getElementById('replicas-note').innerText"))
+        self.assertLessEqual(page.run("document.documentElement.scrollWidth"), page.run("innerWidth"))
+        self.clean(page)
+
+
 class Large(Case):
     engines, ranks, users = 8, 25, 30
 

@@ -24,6 +24,11 @@ section! {
             in Duration::from_millis(5)..=Duration::from_millis(500);
         /// Most bytes a second to each replica, on average. If it is used up, marks of sent prompts are left out.
         pub bandwidth: u64 = 1_000_000, in 65_536..=1_000_000_000;
+        /// Longest wait of readiness at the start for the snapshot of a replica that is older, if one is reached within a
+        /// second; from when the workers are known.
+        #[serde(with = "humantime_serde")]
+        pub sync_timeout: Duration = Duration::from_secs(5),
+            in Duration::ZERO..=Duration::from_secs(3600);
         /// Certificate that this replica shows to others, with its chain (PEM); null: without TLS.
         pub certificate: Option<PathBuf> = None;
         /// Private key of that certificate (PEM).
@@ -77,6 +82,11 @@ impl Replicas {
                 format!("'{listen}' is not an IP address with a port, as in 0.0.0.0:3006"),
             ),
         }
+    }
+
+    /// How long readiness waits for a snapshot; zero if there is no other replica to send one.
+    pub fn snapshot_timeout(&self) -> Duration {
+        if self.listen.is_none() || self.peers.is_empty() { Duration::ZERO } else { self.sync_timeout }
     }
 
     /// The files it names.

@@ -24,7 +24,7 @@ use super::members::Members;
 use super::outbox::{Budget, Outbox, Taken};
 use super::pace::{Pace, flows};
 use super::stream::{Ended, Incoming, WINDOW, send, writable};
-use super::{NEWS_PATH, OpenOutbox, SNAPSHOT_PATH, Shared, jittered};
+use super::{NEWS_PATH, OpenOutbox, Problem, SNAPSHOT_PATH, Shared, jittered};
 
 /// The first and the longest pause before the next attempt to connect. After a partition, all are connected within a few
 /// seconds.
@@ -77,17 +77,16 @@ pub(super) async fn connect(shared: Arc<Shared>, mut members: watch::Receiver<Me
 /// Keeps the connection to one address.
 async fn keep(shared: Arc<Shared>, address: SocketAddr, name: Arc<str>) {
     let mut pause = PAUSE_FIRST;
-    let problems = &shared.fleet.replicas;
-    let _forget = Forget(&shared, address);
+    let known = Problem { shared: &shared, of: address.to_string() };
     loop {
         let mut has_stood = false;
         let Err(ended) = session(&shared, address, &name, &mut has_stood).await;
         if matches!(ended, Ended::Itself | Ended::Known) {
-            problems.set_problem(&address.to_string(), None);
+            known.set(None);
             sleep(jittered(PAUSE_KNOWN)).await;
             continue;
         }
-        if problems.set_problem(&address.to_string(), Some(ended.to_string())) {
+        if known.set(Some(ended.to_string())) {
             tracing::warn!(%address, problem = %ended, "cannot tell a replica what is in flight here; trying again");
         }
         pause = match has_stood {
@@ -96,15 +95,6 @@ async fn keep(shared: Arc<Shared>, address: SocketAddr, name: Arc<str>) {
             false => (2 * pause).min(PAUSE_REFUSED_MAX),
         };
         sleep(jittered(pause)).await;
-    }
-}
-
-/// Forgets the problem of an address that is no longer a member's.
-struct Forget<'a>(&'a Shared, SocketAddr);
-
-impl Drop for Forget<'_> {
-    fn drop(&mut self) {
-        self.0.fleet.replicas.set_problem(&self.1.to_string(), None);
     }
 }
 
@@ -235,11 +225,12 @@ async fn tell(
 /// Gets a snapshot, unless this replica has one. It ends with its connection.
 async fn warm(shared: &Shared, requests: SendRequest<Bytes>, peer: &Hello) -> Result<(), Ended> {
     let replicas = &shared.fleet.replicas;
+    let _older = replicas.reach_older();
     loop {
         if matches!(replicas.snapshot(), Snapshot::Arrived { .. }) {
             return std::future::pending().await;
         }
-        if !shared.fleet.start.is_complete() {
+        if !shared.fleet.start.is_known() {
             // Endpoints that are not known yet would miss their marks.
             sleep(READY_AGAIN).await;
             continue;

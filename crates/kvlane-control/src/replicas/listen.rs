@@ -13,7 +13,7 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::replica::{self as core, SentPrompt};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::pool::ModelPool;
-use kvlane_fleet::replicas::{Snapshot, shown};
+use kvlane_fleet::replicas::shown;
 use kvlane_http::tls::Stream;
 use kvlane_wire::replica::{Encoder, Frame, Hello, NAMES_MAX, News, hello};
 use tokio::net::{TcpListener, TcpStream};
@@ -135,7 +135,7 @@ async fn call(
     }
     let ended = match head.uri.path() {
         NEWS_PATH => news(shared, &peer, &mut incoming, &mut respond, from).await,
-        SNAPSHOT_PATH if shared.fleet.replicas.snapshot() == Snapshot::Arriving => {
+        SNAPSHOT_PATH if shared.fleet.replicas.await_snapshot() => {
             return refuse(&mut respond, StatusCode::SERVICE_UNAVAILABLE, "it waits for one itself".into());
         }
         SNAPSHOT_PATH => snapshot(shared, &mut respond).await,

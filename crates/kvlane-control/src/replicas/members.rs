@@ -12,13 +12,18 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::config::{Replicas, Seed};
+use super::{Problem, Shared};
 use crate::discovery::dns::{self, REFRESH};
 
 /// Addresses, each with the name that its certificate is for.
 pub(super) type Members = BTreeMap<SocketAddr, Arc<str>>;
 
 /// Publishes the addresses of replicas, whenever they or the configured `peers` change.
-pub(super) async fn find(mut peers: watch::Receiver<Vec<String>>, found: Arc<watch::Sender<Members>>) {
+pub(super) async fn find(
+    shared: Arc<Shared>,
+    mut peers: watch::Receiver<Vec<String>>,
+    found: Arc<watch::Sender<Members>>,
+) {
     let mut known: BTreeMap<Seed, Members> = BTreeMap::new();
     loop {
         let seeds = Replicas::seeds(&peers.borrow_and_update());
@@ -33,7 +38,7 @@ pub(super) async fn find(mut peers: watch::Receiver<Vec<String>>, found: Arc<wat
                 }
                 None => {
                     let tell = tell.clone();
-                    resolutions.spawn(resolve(seed, tell));
+                    resolutions.spawn(resolve(Arc::clone(&shared), seed, tell));
                 }
             }
         }
@@ -61,14 +66,15 @@ pub(super) async fn find(mut peers: watch::Receiver<Vec<String>>, found: Arc<wat
 }
 
 /// Resolves one name again and again.
-async fn resolve(seed: Seed, tell: tokio::sync::mpsc::Sender<(Seed, Members)>) {
-    let (mut pause, mut resolver, mut logged) = (REFRESH.least, None, None);
+async fn resolve(shared: Arc<Shared>, seed: Seed, tell: tokio::sync::mpsc::Sender<(Seed, Members)>) {
+    let (mut pause, mut resolver) = (REFRESH.least, None);
+    let known = Problem { shared: &shared, of: format!("{}:{}", seed.host, seed.port) };
     loop {
         let resolved = once(&seed, &mut resolver).await;
         pause = REFRESH.after(resolved.as_ref().map(|(_, ttl)| *ttl).map_err(|_| ()), pause);
         match resolved {
             Ok((addresses, _)) => {
-                logged = None;
+                known.set(None);
                 let name: Arc<str> = seed.host.trim_end_matches('.').into();
                 let members = addresses.into_iter().map(|address| (address, Arc::clone(&name))).collect();
                 if tell.send((seed.clone(), members)).await.is_err() {
@@ -76,13 +82,12 @@ async fn resolve(seed: Seed, tell: tokio::sync::mpsc::Sender<(Seed, Members)>) {
                 }
             }
             Err(problem) => {
-                if logged.as_ref() != Some(&problem) {
+                if known.set(Some(problem.clone())) {
                     tracing::warn!(
                         problem,
                         "cannot resolve the name of replicas; keeping those that are known"
                     );
                 }
-                logged = Some(problem);
             }
         }
         sleep(pause).await;

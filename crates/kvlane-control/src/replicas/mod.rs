@@ -105,7 +105,11 @@ impl Exchange {
             let (found, members) = watch::channel(members::Members::new());
             let found = Arc::new(found);
             tokio::join!(
-                persist("finding replicas", || members::find(seeds.clone(), Arc::clone(&found))),
+                persist("finding replicas", || members::find(
+                    Arc::clone(&shared),
+                    seeds.clone(),
+                    Arc::clone(&found)
+                )),
                 persist("telling replicas", || teller::tell(Arc::clone(&shared))),
                 persist("connecting to replicas", || dial::connect(Arc::clone(&shared), members.clone())),
                 persist("hearing replicas", || listen::listen(Arc::clone(&shared), Arc::clone(&socket))),
@@ -170,6 +174,25 @@ struct OpenOutbox {
 impl Drop for OpenOutbox {
     fn drop(&mut self) {
         self.shared.outboxes().remove(&self.replica);
+    }
+}
+
+/// The problem with an address or a name in `replicas.peers`, which is forgotten when this is dropped.
+struct Problem<'a> {
+    shared: &'a Shared,
+    of: String,
+}
+
+impl Problem<'_> {
+    /// Returns whether it is another one than before.
+    fn set(&self, why: Option<String>) -> bool {
+        self.shared.fleet.replicas.set_problem(&self.of, why)
+    }
+}
+
+impl Drop for Problem<'_> {
+    fn drop(&mut self) {
+        self.set(None);
     }
 }
 

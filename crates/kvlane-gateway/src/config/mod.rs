@@ -206,7 +206,11 @@ impl Config {
             kv_events: self.kv_events.clone(),
             tokens: self.tokens.clone(),
             upstream: self.upstream.clone(),
-            start: Bounds { workers: self.health.sync_timeout, sources: self.discovery.sync_timeout },
+            start: Bounds {
+                workers: self.health.sync_timeout,
+                sources: self.discovery.sync_timeout,
+                snapshot: self.replicas.snapshot_timeout(),
+            },
         }
     }
 

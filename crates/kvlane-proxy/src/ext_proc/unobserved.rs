@@ -3,7 +3,8 @@
 //! The end is estimated from the endpoint's rates and the usual length of answers, and corrected by the engine's own
 //! reports: if an engine reports fewer requests than are counted there, the ones that should have ended first are over;
 //! and the estimates of an endpoint are stretched or shortened until the requests counted there are as many as its engine
-//! reports. Where several pickers share the engines, each so counts the load of all of them.
+//! reports. Where several pickers share the engines, each so counts the load of all of them; if they tell each other what
+//! they count ([replicas](kvlane_core::replica)), each corrects its own share of it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -68,6 +69,14 @@ struct Known {
     reported: Option<Nanos>,
 }
 
+/// A report of an endpoint's engine.
+struct Reported {
+    report: LoadReport,
+    at: Nanos,
+    /// Requests that other pickers count there, as far as they tell.
+    elsewhere: u32,
+}
+
 // === impl Unobserved ===
 
 impl Unobserved {
@@ -115,7 +124,7 @@ impl Unobserved {
     }
 
     /// Releases what has ended by `now`, by estimate or by report.
-    fn release(&self, now: Nanos, report: impl Fn(&PoolEndpoint) -> Option<(LoadReport, Nanos)>) {
+    fn release(&self, now: Nanos, report: impl Fn(&PoolEndpoint) -> Option<Reported>) {
         let mut over = Vec::new();
         {
             let mut state = self.state();
@@ -123,12 +132,12 @@ impl Unobserved {
                 over.extend(state.pop_first());
             }
             let news = state.endpoints.iter().filter_map(|(key, known)| {
-                let (report, at) = report(&known.endpoint)?;
-                (known.reported != Some(at)).then_some((*key, report, at))
+                let reported = report(&known.endpoint)?;
+                (known.reported != Some(reported.at)).then_some((*key, reported))
             });
             let news: Vec<_> = news.collect();
-            for (key, report, at) in news {
-                state.correct(key, report, at, &mut over);
+            for (key, reported) in news {
+                state.correct(key, &reported, &mut over);
             }
             // An endpoint that is not counted anywhere keeps its factor while it is in a pool.
             state.endpoints.retain(|_, known| known.requests > 0 || Arc::strong_count(&known.endpoint) > 1);
@@ -152,13 +161,17 @@ impl Unobserved {
     }
 }
 
-/// The last report of an endpoint's engine, and its time.
-fn reported(fleet: &Fleet, endpoint: &PoolEndpoint) -> Option<(LoadReport, Nanos)> {
+/// The last report of an endpoint's engine.
+fn reported(fleet: &Fleet, endpoint: &PoolEndpoint) -> Option<Reported> {
     let pools = fleet.pools();
     let pool = pools
         .iter()
         .find(|pool| pool.endpoint(endpoint.id).is_some_and(|own| std::ptr::eq(&*own, endpoint)))?;
-    pool.router.read(|scheduler| scheduler.pool().get(endpoint.id)?.load.reported)
+    pool.router.read(|scheduler| {
+        let endpoint = scheduler.pool().get(endpoint.id)?;
+        let (report, at) = endpoint.load.reported?;
+        Some(Reported { report, at, elsewhere: endpoint.elsewhere.requests })
+    })
 }
 
 // === impl State ===
@@ -178,11 +191,15 @@ impl State {
     }
 
     /// Uses a report of an endpoint's engine.
-    fn correct(&mut self, key: usize, report: LoadReport, at: Nanos, over: &mut Vec<Counted>) {
+    fn correct(&mut self, key: usize, reported: &Reported, over: &mut Vec<Counted>) {
         let Some(known) = self.endpoints.get_mut(&key) else { return };
+        let Reported { report, at, elsewhere } = *reported;
         known.reported = Some(at);
-        let in_engine = report.running as usize + report.waiting as usize;
-        let ratio = (in_engine + 1) as f64 / (known.requests + 1) as f64;
+        let all_in_engine = report.running as usize + report.waiting as usize;
+        let all = known.requests + elsewhere as usize;
+        let ratio = (all_in_engine + 1) as f64 / (all + 1) as f64;
+        // Those of others are corrected by others.
+        let in_engine = (all_in_engine * known.requests).div_ceil(all.max(1));
         known.factor =
             (known.factor * ratio.clamp(1.0 / FACTOR_STEP, FACTOR_STEP)).clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
         if known.requests <= in_engine {
@@ -215,6 +232,10 @@ mod tests {
 
     fn report(running: u32) -> LoadReport {
         LoadReport { running, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: None }
+    }
+
+    fn told(report: LoadReport, at: Nanos) -> Reported {
+        Reported { report, at, elsewhere: 0 }
     }
 
     /// `count` requests placed on one endpoint, and when the last was placed.
@@ -253,13 +274,13 @@ mod tests {
     async fn an_engine_that_reports_fewer_requests_has_ended_the_first_of_them() {
         let world = World::new(1);
         let (unobserved, placed) = counted(&world, 5).await;
-        unobserved.release(placed, |_| Some((report(0), placed)));
+        unobserved.release(placed, |_| Some(told(report(0), placed)));
         assert_eq!(unobserved.len(), 5, "they may not have reached it when it reported");
-        unobserved.release(placed, |_| Some((report(2), placed + SECOND)));
+        unobserved.release(placed, |_| Some(told(report(2), placed + SECOND)));
         assert_eq!((unobserved.len(), world.load().requests), (2, 2));
-        unobserved.release(placed, |_| Some((report(0), placed + SECOND)));
+        unobserved.release(placed, |_| Some(told(report(0), placed + SECOND)));
         assert_eq!(unobserved.len(), 2, "a report is used once");
-        unobserved.release(placed, |_| Some((report(9), placed + SECOND + SECOND)));
+        unobserved.release(placed, |_| Some(told(report(9), placed + SECOND + SECOND)));
         assert_eq!(unobserved.len(), 2, "those of other pickers");
     }
 
@@ -270,26 +291,38 @@ mod tests {
         let mut at = placed;
         for _ in 0..3 {
             at += SECOND;
-            unobserved.release(placed, |_| Some((report(8), at)));
+            unobserved.release(placed, |_| Some(told(report(8), at)));
         }
         assert!((factor(&unobserved) - FACTOR_STEP.powi(3)).abs() < 1e-9);
         for _ in 0..100 {
             at += SECOND;
-            unobserved.release(placed, |_| Some((report(1), at)));
+            unobserved.release(placed, |_| Some(told(report(1), at)));
         }
         assert!((factor(&unobserved) - FACTOR_STEP.powi(3)).abs() < 1e-9, "as many as it reports");
         for _ in 0..100 {
             at += SECOND;
-            unobserved.release(placed, |_| Some((report(1000), at)));
+            unobserved.release(placed, |_| Some(told(report(1000), at)));
         }
         assert!((factor(&unobserved) - FACTOR_MAX).abs() < 1e-9, "bounded");
+    }
+
+    #[tokio::test]
+    async fn pickers_that_tell_each_other_correct_their_own_share() {
+        let world = World::new(1);
+        let (unobserved, placed) = counted(&world, 4).await;
+        let told = |running, at| Some(Reported { elsewhere: 4, ..told(report(running), at) });
+        unobserved.release(placed, |_| told(8, placed + SECOND));
+        assert!((factor(&unobserved) - 1.0).abs() < 1e-9, "its eight are those of both");
+        assert_eq!(unobserved.len(), 4);
+        unobserved.release(placed, |_| told(4, placed + SECOND + SECOND));
+        assert_eq!(unobserved.len(), 2, "the other picker releases two as well");
     }
 
     #[tokio::test]
     async fn a_request_that_has_ended_by_report_does_not_end_again_by_estimate() {
         let world = World::new(1);
         let (unobserved, placed) = counted(&world, 2).await;
-        unobserved.release(placed, |_| Some((report(1), placed + SECOND)));
+        unobserved.release(placed, |_| Some(told(report(1), placed + SECOND)));
         assert_eq!(world.load().requests, 1);
         unobserved.release(placed + COUNTED_MAX, |_| None);
         assert_eq!(world.load(), Default::default());

@@ -9,6 +9,20 @@
       "workers" list }}
 {{- if $v.auth.openMetrics }}{{ $_ := set $config.auth "open_metrics" true }}{{ end }}
 
+{{- if $v.auth.tenantSaltSecret }}{{ $_ := set $config.auth "tenant_salt_key" (dict "file" "/etc/kvlane/salt/key") }}{{ end }}
+{{- if include "kvlane.exchanges" . }}
+{{- $host := ternary (printf "[%s]" $v.listenAddress) $v.listenAddress (contains ":" $v.listenAddress) }}
+{{- $replicas := dict
+      "listen" (printf "%s:%d" $host (int $v.exchange.port))
+      "peers" (list (printf "%s:%d" (include "kvlane.podsHost" .) (int $v.exchange.port))) }}
+{{- if include "kvlane.exchangeSecret" . }}
+{{- $_ := set $replicas "certificate" "/etc/kvlane/replicas/tls.crt" }}
+{{- $_ := set $replicas "private_key" "/etc/kvlane/replicas/tls.key" }}
+{{- $_ := set $replicas "ca" "/etc/kvlane/replicas/ca.crt" }}
+{{- end }}
+{{- $_ := set $config "replicas" $replicas }}
+{{- end }}
+
 {{- $server := dict
       "relay_threads" (int $v.threads)
       "shutdown_delay" (printf "%ds" (int $v.shutdown.delaySeconds))
@@ -84,13 +98,15 @@
 {{- define "kvlane.restartConfig" -}}
 {{- $all := include "kvlane.config" . | fromYaml }}
 {{- $part := pick $all "metrics" "kv_events" "tokens" "log" "epp" }}
-{{- $_ := set $part "server" (pick (get $all "server") "host" "port" "relay_threads") }}
+{{- $_ := set $part "server" (pick (get $all "server") "host" "port" "reuse_port" "relay_threads") }}
 {{- $routing := default dict (get $all "routing") }}
 {{- $kept := pick $routing "block_bytes" "seed" "index_snapshot" }}
 {{- range $model, $pool := default dict (get $routing "pools") }}
 {{- with pick (default dict $pool) "tokenizer" "chat_template" }}{{ $_ := set $kept $model . }}{{ end }}
 {{- end }}
 {{- $_ := set $part "routing" $kept }}
+{{- with pick (default dict (get $all "replicas")) "listen" "cluster" "interval" "bandwidth" }}{{ $_ := set $part "replicas" . }}{{ end }}
+{{- with pick (default dict (get $all "disaggregation")) "connector" }}{{ $_ := set $part "disaggregation" . }}{{ end }}
 {{- $_ := set $part "tracing" (pick (default dict (get $all "tracing")) "queue_size") }}
 {{- $part | toYaml }}
 {{- end }}

@@ -87,6 +87,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* Not empty if pods of kvlane exchange news. */}}
+{{- define "kvlane.exchanges" -}}
+{{- $enabled := .Values.exchange.enabled }}
+{{- if kindIs "invalid" $enabled }}{{ $enabled = gt (int .Values.replicas) 1 }}{{ end }}
+{{- if $enabled }}yes{{ end }}
+{{- end }}
+
+{{/* The name of all pods of kvlane, and that of their certificates. */}}
+{{- define "kvlane.podsHost" -}}
+{{- include "kvlane.fullname" . }}-pods.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
+{{- end }}
+
+{{/* The Secret with the certificate that pods of kvlane show each other. */}}
+{{- define "kvlane.exchangeSecret" -}}
+{{- $tls := .Values.exchange.tls }}
+{{- if include "kvlane.exchanges" . }}
+{{- if $tls.secretName }}{{ $tls.secretName }}{{ else if $tls.certManager.enabled }}{{ include "kvlane.fullname" . }}-replicas{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* Not empty if a pod of kvlane talks to the API server. */}}
 {{- define "kvlane.needsToken" -}}
 {{- if has (include "kvlane.discovery" .) (list "pods" "service" "inferencePool") }}yes{{ end }}
@@ -127,6 +147,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.tls.secretName }}{{ fail "tls.secretName is for the mode gateway: clients do not talk to kvlane in the other modes; see picker.tls" }}{{ end }}
 {{- end }}
 {{- if and .Values.networkPolicy.egress.enabled (not .Values.networkPolicy.egress.extra) (not (has $kind (list "pods" "inferencePool"))) }}{{ fail (printf "networkPolicy.egress.enabled: with engines.discovery %s the chart does not know the engines' pods; allow them in networkPolicy.egress.extra" $kind) }}{{ end }}
+{{- $auth := default dict (get .Values.config "auth") }}
+{{- if and (get $auth "isolate_tenants") (or (gt (int .Values.replicas) 1) (include "kvlane.exchanges" .)) (not .Values.auth.tenantSaltSecret) (not (get $auth "tenant_salt_key")) }}{{ fail "config.auth.isolate_tenants with several pods: each would make a key of its own, and the same prompt would have another salt at each; create one with kubectl create secret generic NAME --from-literal=key=$(openssl rand -hex 32), and set auth.tenantSaltSecret to NAME" }}{{ end }}
+{{- if and .Values.exchange.tls.certManager.enabled (not (get .Values.exchange.tls.certManager.issuerRef "name")) }}{{ fail "exchange.tls.certManager.enabled: set exchange.tls.certManager.issuerRef to the Issuer that signs the pods' certificate, as in {name: kvlane-replicas, kind: Issuer}" }}{{ end }}
 {{- if ne .Values.autoscaling.kind "none" }}
 {{- if not .Values.autoscaling.model }}{{ fail "autoscaling.kind: set autoscaling.model to the name that engines serve, the label `model` of kvlane's metrics" }}{{ end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}{{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}{{ end }}

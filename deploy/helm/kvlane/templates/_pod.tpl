@@ -69,6 +69,9 @@ spec:
         - {name: grpc-health, containerPort: 9003}
         {{- end }}
         - {name: http-operators, containerPort: 29000}
+        {{- if include "kvlane.exchanges" . }}
+        - {name: replicas, containerPort: {{ $v.exchange.port }}}
+        {{- end }}
       {{- /* Startup waits for snapshots to be read. Liveness is slow to act: a restart loses requests. */}}
       startupProbe:
         httpGet: {path: /liveness, port: http-operators, scheme: {{ include "kvlane.probeScheme" . }}}
@@ -96,6 +99,12 @@ spec:
         {{- if or $v.tls.secretName (eq $v.picker.tls.mode "secret") }}
         - {name: tls, mountPath: /etc/kvlane/tls, readOnly: true}
         {{- end }}
+        {{- if include "kvlane.exchangeSecret" . }}
+        - {name: replicas-tls, mountPath: /etc/kvlane/replicas, readOnly: true}
+        {{- end }}
+        {{- if $v.auth.tenantSaltSecret }}
+        - {name: salt, mountPath: /etc/kvlane/salt, readOnly: true}
+        {{- end }}
         {{- if ne $v.snapshots.medium "none" }}
         - {name: state, mountPath: /var/lib/kvlane}
         {{- end }}
@@ -115,6 +124,14 @@ spec:
     {{- with default (ternary $v.picker.tls.secretName "" (eq $v.picker.tls.mode "secret")) $v.tls.secretName }}
     - name: tls
       secret: {secretName: {{ . }}, defaultMode: 0440}
+    {{- end }}
+    {{- with include "kvlane.exchangeSecret" . }}
+    - name: replicas-tls
+      secret: {secretName: {{ . }}, defaultMode: 0440}
+    {{- end }}
+    {{- with $v.auth.tenantSaltSecret }}
+    - name: salt
+      secret: {secretName: {{ . }}, items: [{key: key, path: key}], defaultMode: 0440}
     {{- end }}
     {{- if eq $v.snapshots.medium "emptyDir" }}
     - name: state

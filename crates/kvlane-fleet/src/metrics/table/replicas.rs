@@ -28,6 +28,14 @@ rows! {
         worry: "above 3: that replica is dead or cannot reach this one, and its load is not known here",
     },
 
+    pub replica_problems: Gauge {
+        seconds: false,
+        labels: &[],
+        help: "Addresses of replicas that cannot be told anything, and names of replicas that cannot be resolved",
+        meaning: "Addresses in `replicas.peers`, or that its names have, which cannot be told what is in flight here, and names that cannot be resolved",
+        worry: "it is not 0 for minutes: `problems` in `GET /readiness` says why",
+    },
+
     pub replica_bytes: Family<DirectionLabel, Counter> {
         seconds: false,
         labels: &["direction"],
