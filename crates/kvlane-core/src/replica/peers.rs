@@ -58,6 +58,10 @@ impl Peers {
             }
             let (_, before) = std::mem::replace(held, (number, share));
             endpoint.elsewhere = endpoint.elsewhere.less(&before.in_flight).plus(&share.in_flight);
+            // Prompts for which it no longer waits have been computed, which has kept answers waiting.
+            let InFlight { prefill_tokens: tokens, prefill_pairs: pairs, .. } = before.in_flight.less(&share.in_flight);
+            endpoint.pace.prefilled_tokens += tokens;
+            endpoint.pace.prefilled_pairs += pairs;
             // Work placed before this router knew the other one was placed at an unknown time.
             if !is_first && share.placed_s > before.placed_s {
                 placed(id, share.placed_s - before.placed_s);
