@@ -81,6 +81,13 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     );
     let prompts = sum(&|o| f64::from(o.prompt_tokens));
     put("cached_share", sum(&|o| f64::from(o.cached_tokens)) / prompts);
+    let later = |tokens: fn(&Outcome) -> u32| {
+        answered().filter(|o| o.root != o.request).map(|o| f64::from(tokens(o))).sum::<f64>()
+    };
+    let prompts_later = later(|o| o.prompt_tokens);
+    if prompts_later > 0.0 {
+        put("follow_up_cached_share", later(|o| o.cached_tokens) / prompts_later);
+    }
     put("moved_share", sum(&|o| f64::from(o.moved_tokens)) / prompts);
     let mut transfers: Vec<f64> = answered().filter_map(Outcome::transfer_s).collect();
     if let Some(Percentiles { mean, p50, p99, .. }) = Percentiles::of(&mut transfers) {
@@ -131,11 +138,20 @@ pub fn play(
     judgement: &Judgement,
     progress: impl FnMut(usize),
 ) -> (Run, Figures) {
-    let (before, sampled) = (world.engine_stats(), world.samples().len());
+    let (before, sampled, told) = (world.engine_stats(), world.samples().len(), world.exchanged());
     let run = world.run(send, progress);
     let mut figures = figures(&run, judgement, &before, &world.engine_stats());
     if let Some(imbalance) = in_flight_imbalance(&world.samples()[sampled..]) {
         figures.insert("in_flight_imbalance".to_owned(), imbalance);
+    }
+    let telling = world.exchanged();
+    let span_s = (run.end - run.start).as_secs_f64();
+    if telling.news > told.news && span_s > 0.0 {
+        for (name, count) in
+            [("told_loads_s", telling.shares - told.shares), ("told_marks_s", telling.marks - told.marks)]
+        {
+            figures.insert(name.to_owned(), count as f64 / span_s);
+        }
     }
     (run, figures)
 }

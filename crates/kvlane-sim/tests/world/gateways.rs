@@ -2,6 +2,7 @@
 
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::LEASE;
+use kvlane_core::scheduler::TOKENS_TOLD;
 use kvlane_core::time::Nanos;
 use kvlane_sim::fault::{Fault, Side};
 use kvlane_sim::{Exchange, Failure, GatewaysConfig, Outcome, Run, Sample, World, WorldConfig};
@@ -154,6 +155,10 @@ fn a_gateway_that_dies_loses_its_streams_and_its_other_requests_are_sent_again()
         assert_eq!(lost.failure, Some(Failure::Broken));
     }
     assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.resent == 1));
+    let streams = run.outcomes.iter().filter(is_lost).count() as u64;
+    let received = run.outcomes.iter().map(|outcome| u64::from(outcome.output_tokens)).sum::<u64>();
+    let generated = world.engine_stats().iter().map(|stats| stats.generation_tokens).sum::<u64>();
+    assert!(generated <= received + streams * u64::from(TOKENS_TOLD), "engines end what no client awaits");
     let heard = EXCHANGE.every + EXCHANGE.delay;
     let usual = usual_error(3, &trace);
     assert!(view_error(&world, at, at + LEASE) > usual, "what it had counts until its lease ends");
