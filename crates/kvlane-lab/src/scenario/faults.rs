@@ -233,9 +233,8 @@ impl FaultSpec {
             | Self::Transfers { at_s, engine, until_s: end_s, .. }
             | Self::Drain { at_s, engine, until_s: end_s } => (at_s, Some(engine), end_s),
             Self::Reset { at_s, engine } => (at_s, Some(engine), None),
-            Self::GatewayDeath { at_s, back_at_s: end_s, .. } | Self::Partition { at_s, until_s: end_s, .. } => {
-                (at_s, None, end_s)
-            }
+            Self::GatewayDeath { at_s, back_at_s: end_s, .. }
+            | Self::Partition { at_s, until_s: end_s, .. } => (at_s, None, end_s),
         };
         let time = |secs: f64| secs >= 0.0 && secs.is_finite();
         let share = |share: f64| (0.0..=1.0).contains(&share);

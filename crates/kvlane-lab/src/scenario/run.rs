@@ -313,12 +313,7 @@ impl Arm {
             lost: self.exchange_lost,
             duplicated: 0.0,
         });
-        GatewaysConfig {
-            count: self.gateways,
-            exchange,
-            skew: Nanos::ZERO,
-            sample_every: Some(SAMPLE_EVERY),
-        }
+        GatewaysConfig { count: self.gateways, exchange, skew: Nanos::ZERO, sample_every: Some(SAMPLE_EVERY) }
     }
 }
 

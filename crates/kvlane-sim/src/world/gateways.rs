@@ -255,14 +255,7 @@ impl Gateways {
     }
 
     /// News come to a gateway, if it lives and can be reached.
-    pub(super) fn hear(
-        &self,
-        to: ReplicaId,
-        from: ReplicaId,
-        now: Nanos,
-        news: News,
-        out: &mut Vec<Output>,
-    ) {
+    pub(super) fn hear(&self, to: ReplicaId, from: ReplicaId, now: Nanos, news: News, out: &mut Vec<Output>) {
         let [at, sender] = [to, from].map(|replica| self.homes[replica.0 as usize]);
         let gateway = &self.gateways[at];
         if gateway.replica == to && gateway.lives() && !self.are_parted(at, sender) {
@@ -320,7 +313,8 @@ impl Gateways {
         let donor = (0..self.count()).find(|&n| n != place && self.lives(n) && !self.are_parted(place, n));
         if let Some(donor) = donor.filter(|_| self.exchange.is_some()) {
             let prompts = self.gateways[donor].router.tell_marks();
-            self.traffic.snapshot_marks += prompts.iter().map(|prompt| prompt.marks.len() as u64).sum::<u64>();
+            self.traffic.snapshot_marks +=
+                prompts.iter().map(|prompt| prompt.marks.len() as u64).sum::<u64>();
             router.hear_marks(time, &prompts);
         }
         self.gateways[place] = gateway;

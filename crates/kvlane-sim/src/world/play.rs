@@ -336,7 +336,10 @@ impl Play<'_, '_> {
     fn dispatch(&mut self, request: u32, placement: Placement) {
         let node = self.world.seat_of(placement.endpoint);
         let flight = self.flights.get(&request);
-        assert!(flight.is_none_or(|flight| flight.legs().next().is_none()), "a request is dispatched once at a time");
+        assert!(
+            flight.is_none_or(|flight| flight.legs().next().is_none()),
+            "a request is dispatched once at a time"
+        );
         self.world.ledger_changes += LEGS_MAX;
         self.outcome(request).endpoint = Some(node as u16);
         match placement.prefill {
