@@ -145,6 +145,7 @@ fn pick(criterion: &mut Criterion) {
                     now: Nanos::from_millis(n),
                     output_tokens: 200,
                     usual_output_tokens: 200.0,
+                    peers: None,
                     rng: &mut rng,
                     reason: Reason::default(),
                     work: [None; 2],

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kvlane_core::time::Nanos;
 use kvlane_sim::engine::EngineStats;
 use kvlane_sim::outcome::{Failure, Outcome};
-use kvlane_sim::world::{Run, Send, World};
+use kvlane_sim::world::{Run, Sample, Send, World};
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::ci::{self, Figure, Interval};
@@ -81,6 +81,13 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     );
     let prompts = sum(&|o| f64::from(o.prompt_tokens));
     put("cached_share", sum(&|o| f64::from(o.cached_tokens)) / prompts);
+    let later = |tokens: fn(&Outcome) -> u32| {
+        answered().filter(|o| o.root != o.request).map(|o| f64::from(tokens(o))).sum::<f64>()
+    };
+    let prompts_later = later(|o| o.prompt_tokens);
+    if prompts_later > 0.0 {
+        put("follow_up_cached_share", later(|o| o.cached_tokens) / prompts_later);
+    }
     put("moved_share", sum(&|o| f64::from(o.moved_tokens)) / prompts);
     let mut transfers: Vec<f64> = answered().filter_map(Outcome::transfer_s).collect();
     if let Some(Percentiles { mean, p50, p99, .. }) = Percentiles::of(&mut transfers) {
@@ -131,9 +138,21 @@ pub fn play(
     judgement: &Judgement,
     progress: impl FnMut(usize),
 ) -> (Run, Figures) {
-    let before = world.engine_stats();
+    let (before, sampled, told) = (world.engine_stats(), world.samples().len(), world.exchanged());
     let run = world.run(send, progress);
-    let figures = figures(&run, judgement, &before, &world.engine_stats());
+    let mut figures = figures(&run, judgement, &before, &world.engine_stats());
+    if let Some(imbalance) = in_flight_imbalance(&world.samples()[sampled..]) {
+        figures.insert("in_flight_imbalance".to_owned(), imbalance);
+    }
+    let telling = world.exchanged();
+    let span_s = (run.end - run.start).as_secs_f64();
+    if telling.news > told.news && span_s > 0.0 {
+        for (name, count) in
+            [("told_loads_s", telling.shares - told.shares), ("told_marks_s", telling.marks - told.marks)]
+        {
+            figures.insert(name.to_owned(), count as f64 / span_s);
+        }
+    }
     (run, figures)
 }
 
@@ -167,6 +186,13 @@ fn sessions(run: &Run) -> Vec<f64> {
 fn imbalance(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     values.iter().fold(0.0, |most: f64, value| most.max(*value)) / mean
+}
+
+/// The most requests in flight at an endpoint over the mean over endpoints: means over time of both.
+pub fn in_flight_imbalance(samples: &[Sample]) -> Option<f64> {
+    let most: f64 = samples.iter().map(|sample| sample.requests_max as f64).sum();
+    let mean: f64 = samples.iter().map(|sample| sample.requests as f64 / sample.endpoints as f64).sum();
+    (mean > 0.0).then(|| most / mean)
 }
 
 /// Kinds of overload.
@@ -290,6 +316,7 @@ mod tests {
             root: 0,
             endpoint: Some(0),
             attempts: 1,
+            resent: 0,
             due: Nanos::from_secs(1),
             first_token: Some(Nanos::from_secs(1 + ttft_s)),
             end: Nanos::from_secs(1 + ttft_s) + Nanos::from_millis(400),

@@ -115,12 +115,51 @@ pub enum Fault {
         /// Time at which the replacement joins; `None` if there is none.
         back_at: Option<Nanos>,
     },
+    /// A gateway dies: engines see its requests end, their clients send those without a token again to another gateway, and
+    /// the others break. A new one starts in its place.
+    GatewayDeath {
+        /// Time, from the start of the world.
+        at: Nanos,
+        /// Its index among the gateways; nothing happens if there is none.
+        gateway: usize,
+        /// Start of the new one; `None` if there is none.
+        back_at: Option<Nanos>,
+    },
+    /// Gateways on two sides hear nothing from each other. Engines and clients reach all of them.
+    Partition {
+        /// Time, from the start of the world.
+        at: Nanos,
+        /// One side.
+        one: Side,
+        /// The other side.
+        other: Side,
+        /// End.
+        until: Option<Nanos>,
+    },
     /// The router reloads its configuration: [`reloaded`](crate::WorldConfig::reloaded), and the next time the first
     /// one again.
     Reload {
         /// Time, from the start of the world.
         at: Nanos,
     },
+}
+
+/// Some of the gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Index of the first.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+}
+
+// === impl Side ===
+
+impl Side {
+    /// Whether a gateway is one of them.
+    pub fn has(self, gateway: usize) -> bool {
+        gateway.checked_sub(self.first).is_some_and(|place| place < self.count)
+    }
 }
 
 // === impl Fault ===
@@ -140,6 +179,8 @@ impl Fault {
             | Self::Transfers { at, .. }
             | Self::Drain { at, .. }
             | Self::Replace { at, .. }
+            | Self::GatewayDeath { at, .. }
+            | Self::Partition { at, .. }
             | Self::Reload { at } => at,
         }
     }
@@ -158,7 +199,7 @@ impl Fault {
             | Self::Transfers { endpoint, .. }
             | Self::Drain { endpoint, .. }
             | Self::Replace { endpoint, .. } => Some(endpoint),
-            Self::Reload { .. } => None,
+            Self::GatewayDeath { .. } | Self::Partition { .. } | Self::Reload { .. } => None,
         }
     }
 
@@ -174,14 +215,19 @@ impl Fault {
             | Self::FloodFeed { until, .. }
             | Self::Transfers { until, .. }
             | Self::Drain { until, .. }
-            | Self::Replace { back_at: until, .. } => until,
+            | Self::Replace { back_at: until, .. }
+            | Self::GatewayDeath { back_at: until, .. }
+            | Self::Partition { until, .. } => until,
             Self::Reset { .. } | Self::Reload { .. } => None,
         }
     }
 
     /// Whether it can be simulated without a gateway's [rules](crate::rules::Rules).
     pub fn is_plain(&self) -> bool {
-        matches!(self, Self::Death { .. } | Self::Slow { .. })
+        matches!(
+            self,
+            Self::Death { .. } | Self::Slow { .. } | Self::GatewayDeath { .. } | Self::Partition { .. }
+        )
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Outcome {
     pub endpoint: Option<u16>,
     /// Number of attempts: one, plus one for each endpoint that failed.
     pub attempts: u8,
+    /// Number of times that its client sent it again, because its gateway died. Attempts are counted anew then.
+    pub resent: u8,
     /// Time at which it was sent.
     pub due: Nanos,
     /// Time of its first token.
@@ -58,7 +60,7 @@ pub enum Failure {
     Rejected(Rejection),
     /// The engine refused it.
     Refused(&'static str),
-    /// Its endpoint died or timed out, and there was no other endpoint to try or an answer had begun.
+    /// Its endpoint died or timed out, or its gateway died, and there was no other one to try or an answer had begun.
     Broken,
     /// Every endpoint that could be tried was busy.
     Busy,
@@ -185,6 +187,7 @@ mod tests {
             root: 0,
             endpoint: Some(2),
             attempts: 2,
+            resent: 0,
             due: at(12),
             first_token: Some(at(13)),
             end: at(17),

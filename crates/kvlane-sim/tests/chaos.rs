@@ -13,13 +13,14 @@ use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::index::{approx, exact};
 use kvlane_core::load::InFlight;
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::replica::LEASE;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::Router;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, router, scheduler};
 use kvlane_sim::chaos::{self, Action, Death, Script};
-use kvlane_sim::fault::{EventFeed, Fault};
+use kvlane_sim::fault::{EventFeed, Fault, Side};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
     Connector, Drive, EngineConfig, Exchange, Failure, GatewaysConfig, Outcome, Plan, ReportFeed, Run, Send,
@@ -56,6 +57,9 @@ struct Tally {
     nobody: u32,
     shed: u32,
     given_up: u32,
+    resent: u32,
+    /// Looks at gateways that were to agree.
+    agreed: u32,
 }
 
 /// Conversations of up to three turns, for as long as the script lasts.
@@ -156,19 +160,56 @@ fn reloaded(router: &router::Config, rng: &mut Rng) -> router::Config {
 /// Time in which gateways hear of the end of the last request, although half of all news is lost.
 const HEARD_WITHIN: Nanos = Nanos::from_secs(20);
 
+/// Most seconds between two gateways' clocks.
+const SKEW: Nanos = Nanos::from_secs(7);
+/// Time between two looks at the gateways' ledgers.
+const SAMPLE_EVERY: Nanos = Nanos::from_millis(100);
+
 /// One gateway, or up to four that tell each other what they place, over a network that delays, reorders, loses and
-/// repeats news.
-fn gateways(seed: u64) -> GatewaysConfig {
-    let mut rng = Rng::new(!seed);
+/// repeats news. A third of the networks lose nothing: there one can say when news have come.
+fn gateways(rng: &mut Rng) -> GatewaysConfig {
     let up_to = |rng: &mut Rng, millis: usize| Nanos::from_millis(rng.below(millis) as u64);
     let exchange = Exchange {
-        every: Nanos::from_millis(10) + up_to(&mut rng, 200),
-        delay: up_to(&mut rng, 100),
-        jitter: up_to(&mut rng, 500),
-        lost: 0.5 * rng.unit(),
+        every: Nanos::from_millis(10) + up_to(rng, 200),
+        delay: up_to(rng, 100),
+        jitter: up_to(rng, 500),
+        lost: if rng.below(3) == 0 { 0.0 } else { 0.5 * rng.unit() },
         duplicated: 0.5 * rng.unit(),
     };
-    GatewaysConfig { count: [1, 1, 2, 4][rng.below(4)], exchange: Some(exchange) }
+    GatewaysConfig {
+        count: [1, 1, 2, 4][rng.below(4)],
+        exchange: Some(exchange),
+        skew: SKEW,
+        sample_every: Some(SAMPLE_EVERY),
+    }
+}
+
+/// Faults of gateways while the script lasts: partitions into two sides or of a pair, and deaths, of which there is one at a
+/// time, so that a load balancer always has a gateway.
+fn gateway_faults(gateways: &GatewaysConfig, end: Nanos, rng: &mut Rng) -> Vec<Fault> {
+    let count = usize::from(gateways.count);
+    let mut faults = Vec::new();
+    let span = |rng: &mut Rng, at: Nanos, secs: f64| {
+        let at = at + Nanos::from_secs_f64(secs * rng.unit());
+        (at, at + Nanos::from_millis(100) + Nanos::from_secs_f64(1.6 * secs * rng.unit()))
+    };
+    let (mut at, mut until);
+    (_, until) = span(rng, Nanos::ZERO, 6.0);
+    while count > 1 && until < end {
+        (at, until) = span(rng, until, 6.0);
+        let first = 1 + rng.below(count - 1);
+        let (one, other) = match rng.below(2) {
+            0 => (Side { first: 0, count: first }, Side { first, count: count - first }),
+            _ => (Side { first: first - 1, count: 1 }, Side { first, count: 1 }),
+        };
+        faults.push(Fault::Partition { at, one, other, until: Some(until) });
+    }
+    (_, until) = span(rng, Nanos::ZERO, 8.0);
+    while count > 1 && until < end {
+        (at, until) = span(rng, until, 8.0);
+        faults.push(Fault::GatewayDeath { at, gateway: rng.below(count), back_at: Some(until) });
+    }
+    faults
 }
 
 fn case(seed: u64) -> Case {
@@ -210,18 +251,22 @@ fn case(seed: u64) -> Case {
         block_tokens: BLOCK_TOKENS,
     };
     let (parts, link) = disaggregation(engines, &mut rng);
+    let mut own = Rng::new(!seed);
+    let gateways = gateways(&mut own);
+    let mut faults = faults(&script, &mut rng);
+    faults.extend(gateway_faults(&gateways, script.config.length - script.config.calm, &mut own));
     let config = WorldConfig {
         engines: vec![engine; engines],
         reloaded: Some(reloaded(&router, &mut rng)),
         router,
         parts,
-        gateways: gateways(seed),
+        gateways,
         fetch_tokens_min: None,
         link,
         routing_delay: Nanos::from_millis(1),
         reports: Some(ReportFeed { interval: Nanos::from_millis(500), age: Nanos::from_millis(20) }),
         events: EventFeed { delay: Nanos::from_millis(5), ..EventFeed::default() },
-        faults: faults(&script, &mut rng),
+        faults,
         health_delay: Nanos::ZERO,
         attempts_max: 6,
         rules: Some(Rules {
@@ -282,15 +327,47 @@ fn check_requests(case: &Case, run: &Run, tally: &mut Tally) {
         count(&mut tally.nobody, failure == Some(Failure::Rejected(Rejection::NoEndpoint)));
         count(&mut tally.shed, shed);
         count(&mut tally.given_up, failure == Some(Failure::TimedOut));
+        count(&mut tally.resent, outcome.resent > 0);
+    }
+}
+
+/// Once all gateways hear each other, each knows the load of all of them, but for what has changed since the last news: a
+/// lease and an exchange after a partition or a death.
+fn check_views(case: &Case, world: &World, tally: &mut Tally) {
+    let GatewaysConfig { count, exchange: Some(exchange), .. } = case.config.gateways else { return };
+    if count == 1 || exchange.lost > 0.0 {
+        return;
+    }
+    let heard_within = exchange.every + exchange.delay + exchange.jitter;
+    let ends_nothing = |at: Nanos| {
+        case.config.faults.iter().all(|fault| match *fault {
+            Fault::Partition { at: from, until: Some(to), .. }
+            | Fault::GatewayDeath { at: from, back_at: Some(to), .. } => {
+                at < from || at >= to + LEASE + heard_within
+            }
+            _ => true,
+        })
+    };
+    let samples = world.samples();
+    for sample in samples.iter().filter(|sample| ends_nothing(sample.at)) {
+        let earlier = samples.partition_point(|earlier| earlier.at + heard_within < sample.at);
+        let changes = sample.changes - earlier.checked_sub(1).map_or(0, |place| samples[place].changes);
+        assert!(sample.view_error <= changes, "{sample:?}, {changes} changes in {heard_within:?}");
+        tally.agreed += u32::from(sample.requests > 0);
     }
 }
 
 /// At the end no state is left in engines, ledgers, the queue or an index.
-fn check_world(world: &World) {
+fn check_world(case: &Case, world: &World) {
     for stats in world.engine_stats() {
         assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
     }
-    world.routers().for_each(|router| check_router(world, router));
+    let gateways = usize::from(case.config.gateways.count);
+    assert_eq!(world.routers().count(), gateways, "each gateway that died has a successor");
+    for router in world.routers() {
+        check_router(world, router);
+        assert_eq!(router.peers().len(), gateways - 1, "it hears the others, and no dead one");
+    }
 }
 
 fn check_router(world: &World, router: &Router) {
@@ -316,7 +393,8 @@ fn live_through(seed: u64, tally: &mut Tally) {
     let case = case(seed);
     let (run, world) = play(&case);
     check_requests(&case, &run, tally);
-    check_world(&world);
+    check_views(&case, &world, tally);
+    check_world(&case, &world);
     if seed.is_multiple_of(TWICE_EVERY) {
         let (again, other) = play(&case);
         assert_eq!(format!("{:?}", run.outcomes), format!("{:?}", again.outcomes), "the same again");
@@ -326,7 +404,8 @@ fn live_through(seed: u64, tally: &mut Tally) {
 }
 
 /// Invariant: In the simulator every request ends exactly once under any faults; a request of which nothing was sent
-/// and that had a healthy endpoint never fails; no state is left behind.
+/// and that had a healthy endpoint never fails; no state is left behind. Gateways that die, are parted or have other clocks
+/// change nothing of this, and a lease and an exchange later all know the same load.
 ///
 /// Also held by `outside_a_blackout_an_engine_was_sound_and_stays_so`.
 #[test]
@@ -341,10 +420,12 @@ fn whatever_goes_wrong_each_request_has_one_end_and_fails_only_where_it_must() {
         );
     }
     // Every kind of event has occurred.
-    let Tally { requests, split, promised, retried, broken, busy, nobody, shed, given_up } = tally;
+    let Tally { requests, split, promised, retried, broken, busy, nobody, shed, given_up, resent, agreed } =
+        tally;
     assert!(requests > 100_000 && promised > requests / 2 && retried > requests / 50, "{tally:?}");
     assert!(split > requests / 20, "{tally:?}");
     let failed = [broken, nobody, shed, given_up];
     assert!(failed.iter().all(|&count| (100..requests / 20).contains(&count)), "{tally:?}");
     assert!(busy < requests / 100, "{tally:?}");
+    assert!(resent > 100 && agreed > 10_000, "{tally:?}");
 }

@@ -126,6 +126,9 @@ const STALL_SHARE_MAX: f64 = 0.9;
 /// forecast, while the second step that the first token waits for is certain. With 0, requests with long answers are
 /// split to save a thousandth of their price, and their time to first token doubles.
 const SPLIT_MARGIN: f64 = 0.02;
+/// Largest share of its price by which a router with peers disfavours an endpoint. With 8 gateways in front of 240 engines a mean time to first
+/// token of 71 ms without, 59 ms with 0.1, 56 ms with 0.25, where fewer follow-ups go to the endpoint that holds their prefix.
+const PREFERENCE: f64 = 0.1;
 /// Decode steps for which a request waits at the endpoint that its blocks come to: half of the one in progress, and its
 /// own.
 const STEPS_AFTER_TRANSFER: f64 = 1.5;
@@ -461,12 +464,24 @@ impl Best {
     }
 }
 
+/// The factor on an endpoint's price where other routers place by the same news: each prefers other endpoints, so that not all
+/// of them take the cheapest one before they hear of each other.
+fn preference(peers: Option<u64>, endpoint: EndpointId) -> f64 {
+    let Some(salt) = peers else { return 1.0 };
+    let mixed = (salt ^ endpoint.slot() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    1.0 + PREFERENCE * (mixed >> 11) as f64 / (1_u64 << 53) as f64
+}
+
 impl Policy for FleetCost {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
         let seen_tokens = seen_tokens(candidates);
         let terms = self.terms(cx, seen_tokens);
-        let row = cx.cheapest(candidates, |row| terms.alone_s(row, |id| self.work_s(id, terms.now)));
+        let peers = cx.peers;
+        let row = cx.cheapest(candidates, |row| {
+            terms.alone_s(row, |id| self.work_s(id, terms.now)) * preference(peers, row.endpoint)
+        });
         cx.work = self.placed(&terms, seen_tokens, &candidates[row], None);
         row
     }
@@ -550,6 +565,19 @@ mod tests {
     fn costs(case: &mut Case) -> Vec<f64> {
         case.pick();
         case.costs.clone()
+    }
+
+    #[test]
+    fn routers_with_peers_prefer_other_endpoints_and_one_alone_prefers_none() {
+        let endpoint = |slot| EndpointId::new(slot, 0);
+        let favourite = |salt| {
+            let factors: Vec<f64> = (0..64).map(|slot| preference(Some(salt), endpoint(slot))).collect();
+            assert!(factors.iter().all(|factor| (1.0..1.0 + PREFERENCE).contains(factor)), "{factors:?}");
+            (0..64).min_by(|a, b| factors[*a].total_cmp(&factors[*b]))
+        };
+        let favourites: std::collections::BTreeSet<_> = (1..=8).map(favourite).collect();
+        assert!(favourites.len() > 5, "{favourites:?}");
+        assert_eq!(preference(None, endpoint(1)), 1.0);
     }
 
     /// Invariant: The cost of `fleet_cost` is the sum of the terms in its table, and each term can be disabled.

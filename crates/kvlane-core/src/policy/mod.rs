@@ -143,6 +143,8 @@ pub struct PickContext<'a> {
     pub output_tokens: u32,
     /// Mean output tokens of the pool's answers.
     pub usual_output_tokens: f64,
+    /// If routers of other replicas place on the same endpoints: a number that each of them has another one of.
+    pub peers: Option<u64>,
     /// The scheduler's random number generator.
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
@@ -656,6 +658,7 @@ pub(crate) mod testing {
                 now: self.now,
                 output_tokens: self.output_tokens,
                 usual_output_tokens: 200.0,
+                peers: None,
                 rng: &mut self.rng,
                 reason: Reason::default(),
                 work: [None; 2],

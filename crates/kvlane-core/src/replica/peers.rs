@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{LEASE, PeerState, ReplicaId, Share};
 use crate::endpoint::{EndpointId, Pool};
 use crate::load::InFlight;
+use crate::rng::Rng;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -58,6 +59,11 @@ impl Peers {
             }
             let (_, before) = std::mem::replace(held, (number, share));
             endpoint.elsewhere = endpoint.elsewhere.less(&before.in_flight).plus(&share.in_flight);
+            // Prompts for which it no longer waits have been computed, which has kept answers waiting.
+            let InFlight { prefill_tokens: tokens, prefill_pairs: pairs, .. } =
+                before.in_flight.less(&share.in_flight);
+            endpoint.pace.prefilled_tokens += tokens;
+            endpoint.pace.prefilled_pairs += pairs;
             // Work placed before this router knew the other one was placed at an unknown time.
             if !is_first && share.placed_s > before.placed_s {
                 placed(id, share.placed_s - before.placed_s);
@@ -82,6 +88,13 @@ impl Peers {
             lives
         });
         self.review_at = self.peers.values().map(|peer| peer.heard + LEASE).min();
+    }
+
+    /// A number that differs between routers that hear each other: all of them hear all but themselves. `None` if no router
+    /// was heard lately.
+    pub(crate) fn salt(&self) -> Option<u64> {
+        let mixed = |replica: &ReplicaId| Rng::new(replica.0).next_u64();
+        self.peers.keys().map(mixed).reduce(|all, one| all ^ one)
     }
 
     /// When a peer may have been silent for too long.
@@ -221,6 +234,35 @@ mod tests {
             });
         }
         assert_eq!(placed_s, 5.0);
+    }
+
+    #[test]
+    fn routers_that_hear_each_other_have_salts_of_their_own() {
+        let salt = |own: u64| {
+            let (mut pool, _) = pool(0);
+            let mut peers = Peers::default();
+            for other in (0..4).filter(|other| *other != own) {
+                peers.hear(SECOND, ReplicaId(other), 1, &[], &mut pool, |_, _| {});
+            }
+            peers.salt()
+        };
+        let salts: std::collections::BTreeSet<_> = (0..4).map(salt).collect();
+        assert_eq!((salts.len(), salts.contains(&None), Peers::default().salt()), (4, false, None));
+    }
+
+    /// Invariant: Answers that wait while prompts of another router are computed do not make an endpoint count as slow.
+    #[test]
+    fn prompts_that_another_router_no_longer_awaits_have_been_computed() {
+        let (mut pool, ids) = pool(1);
+        let mut peers = Peers::default();
+        for (number, prefill_tokens) in [(1, 4000), (2, 6000), (3, 1000), (4, 0)] {
+            let in_flight =
+                InFlight { prefill_tokens, prefill_pairs: 10 * prefill_tokens, ..InFlight::default() };
+            let news = [(ids[0], Share { in_flight, placed_s: 0.0 })];
+            peers.hear(SECOND, ReplicaId(1), number, &news, &mut pool, |_, _| {});
+        }
+        let pace = pool.get(ids[0]).expect("there").pace;
+        assert_eq!((pace.prefilled_tokens, pace.prefilled_pairs), (6000, 60_000));
     }
 
     #[test]

@@ -27,6 +27,7 @@ impl Scheduler {
             now,
             output_tokens,
             usual_output_tokens: self.learning.forecast.usual_tokens(),
+            peers: self.peers.salt(),
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],

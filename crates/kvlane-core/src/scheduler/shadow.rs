@@ -75,6 +75,7 @@ impl Shadow {
             now,
             output_tokens,
             usual_output_tokens,
+            peers: None,
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],

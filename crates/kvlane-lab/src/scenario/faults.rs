@@ -1,7 +1,7 @@
 //! Faults of a scenario.
 
 use kvlane_core::time::Nanos;
-use kvlane_sim::fault::Fault;
+use kvlane_sim::fault::{Fault, Side};
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
@@ -9,8 +9,8 @@ use super::RunError;
 /// Slowest engine: a step has to end within the time of a run.
 const SLOWDOWN_MAX: f64 = 1e4;
 
-/// A fault of an engine. Engines are numbered from 0, those that only prefill last; times are in seconds. Overlapping
-/// faults of one engine combine.
+/// A fault of an engine, or of gateways. Both are numbered from 0, engines that only prefill last; times are in seconds.
+/// Overlapping faults combine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum FaultSpec {
@@ -135,6 +135,26 @@ pub enum FaultSpec {
         #[serde(default)]
         back_at_s: Option<f64>,
     },
+    /// A gateway dies: requests without a token are sent again to another one, the others break.
+    GatewayDeath {
+        /// Time.
+        at_s: f64,
+        /// The gateway; nothing happens in arms that have fewer.
+        gateway: usize,
+        /// Time at which a new one starts in its place; without it, none does.
+        #[serde(default)]
+        back_at_s: Option<f64>,
+    },
+    /// The first gateways and the others hear nothing from each other.
+    Partition {
+        /// Time.
+        at_s: f64,
+        /// How many are on the first side.
+        gateways: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
 }
 
 // === impl FaultSpec ===
@@ -186,6 +206,15 @@ impl FaultSpec {
             Self::Replace { at_s, engine, back_at_s } => {
                 Fault::Replace { at: at(at_s), endpoint: engine, back_at: back_at_s.map(at) }
             }
+            Self::GatewayDeath { at_s, gateway, back_at_s } => {
+                Fault::GatewayDeath { at: at(at_s), gateway, back_at: back_at_s.map(at) }
+            }
+            Self::Partition { at_s, gateways, until_s } => Fault::Partition {
+                at: at(at_s),
+                one: Side { first: 0, count: gateways },
+                other: Side { first: gateways, count: usize::MAX },
+                until: until_s.map(at),
+            },
         };
         self.check(engines)?;
         Ok(fault)
@@ -202,12 +231,14 @@ impl FaultSpec {
             | Self::CutFeed { at_s, engine, until_s: end_s }
             | Self::FloodFeed { at_s, engine, until_s: end_s }
             | Self::Transfers { at_s, engine, until_s: end_s, .. }
-            | Self::Drain { at_s, engine, until_s: end_s } => (at_s, engine, end_s),
-            Self::Reset { at_s, engine } => (at_s, engine, None),
+            | Self::Drain { at_s, engine, until_s: end_s } => (at_s, Some(engine), end_s),
+            Self::Reset { at_s, engine } => (at_s, Some(engine), None),
+            Self::GatewayDeath { at_s, back_at_s: end_s, .. }
+            | Self::Partition { at_s, until_s: end_s, .. } => (at_s, None, end_s),
         };
         let time = |secs: f64| secs >= 0.0 && secs.is_finite();
         let share = |share: f64| (0.0..=1.0).contains(&share);
-        if engine >= engines as usize {
+        if let Some(engine) = engine.filter(|engine| *engine >= engines as usize) {
             return Err(RunError::Fleet(format!(
                 "faults: there is no engine {engine}: engines are numbered from 0"
             )));

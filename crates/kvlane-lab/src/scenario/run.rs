@@ -43,6 +43,9 @@ const INDEX: approx::Config = approx::Config { memory_bytes_max: 256 << 20, ttl:
 const HEALTH_DELAY: Nanos = Nanos::from_millis(100);
 /// Maximum attempts of a request: the gateway's default.
 const ATTEMPTS_MAX: u8 = 5;
+/// Time between two samples of the requests in flight.
+const SAMPLE_EVERY: Nanos = Nanos::from_millis(100);
+
 /// Why a scenario cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -310,7 +313,7 @@ impl Arm {
             lost: self.exchange_lost,
             duplicated: 0.0,
         });
-        GatewaysConfig { count: self.gateways, exchange }
+        GatewaysConfig { count: self.gateways, exchange, skew: Nanos::ZERO, sample_every: Some(SAMPLE_EVERY) }
     }
 }
 

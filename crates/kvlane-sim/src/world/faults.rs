@@ -8,6 +8,7 @@ use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 use kvlane_core::health::Probe;
+use kvlane_core::router;
 use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
 
@@ -29,7 +30,7 @@ impl World {
         let at = match fault.endpoint() {
             Some(at) if at < self.nodes.len() => at,
             Some(_) => return,
-            None => return self.reload(),
+            None => return self.begin_gateway_fault(index, fault),
         };
         let active_faults = &mut self.nodes[at].active_faults;
         match fault {
@@ -69,7 +70,22 @@ impl World {
                 self.tell_draining(at);
             }
             Fault::Transfers { .. } => active_faults.transfers.push(index),
-            Fault::Reset { .. } | Fault::Reload { .. } => {}
+            Fault::Reset { .. }
+            | Fault::Reload { .. }
+            | Fault::GatewayDeath { .. }
+            | Fault::Partition { .. } => {}
+        }
+        if let Some(until) = fault.until() {
+            self.clock.schedule(until, Event::Over(index));
+        }
+    }
+
+    /// The effect of a fault that is not an endpoint's.
+    fn begin_gateway_fault(&mut self, index: usize, fault: Fault) {
+        match fault {
+            Fault::GatewayDeath { gateway, .. } => self.end_gateway(gateway),
+            Fault::Partition { one, other, .. } => self.gateways.part(index, [one, other]),
+            _ => self.reload(),
         }
         if let Some(until) = fault.until() {
             self.clock.schedule(until, Event::Over(index));
@@ -79,7 +95,13 @@ impl World {
     /// A fault ends.
     pub(super) fn end_fault(&mut self, index: usize) {
         let (now, fault) = (self.now(), self.config.faults[index]);
-        let Some(at) = fault.endpoint() else { return };
+        let Some(at) = fault.endpoint() else {
+            return match fault {
+                Fault::GatewayDeath { gateway, .. } => self.begin_gateway(gateway),
+                Fault::Partition { .. } => self.gateways.join_again(index, now),
+                _ => {}
+            };
+        };
         let active_faults = &mut self.nodes[at].active_faults;
         match fault {
             Fault::Death { .. } => {
@@ -122,7 +144,10 @@ impl World {
                 self.tell_draining(at);
             }
             Fault::Transfers { .. } => active_faults.transfers.retain(|of| *of != index),
-            Fault::Reset { .. } | Fault::Reload { .. } => {}
+            Fault::Reset { .. }
+            | Fault::Reload { .. }
+            | Fault::GatewayDeath { .. }
+            | Fault::Partition { .. } => {}
         }
     }
 
@@ -147,7 +172,7 @@ impl World {
     pub(super) fn drained(&mut self, endpoint: EndpointId) {
         let now = self.now();
         let Some(&at) = self.slots.get(endpoint.slot()) else { return };
-        let (node, gateways) = (&mut self.nodes[at], &self.gateways);
+        let (node, gateways) = (&mut self.nodes[at], &mut self.gateways);
         let in_flight = |scheduler: &Scheduler| {
             scheduler.pool().get(endpoint).is_none_or(|endpoint| endpoint.load.in_flight.requests > 0)
         };
@@ -184,8 +209,7 @@ impl World {
     fn tell_draining(&mut self, at: usize) {
         let now = self.now();
         let node = &self.nodes[at];
-        let draining = node.active_faults.drains + node.active_faults.leaving > 0;
-        let endpoint = node.id;
+        let (endpoint, draining) = (node.id, node.is_draining());
         self.gateways.step(now, &Input::Draining { endpoint, draining }, &mut self.outputs);
     }
 
@@ -202,9 +226,13 @@ impl World {
     fn reload(&mut self) {
         let now = self.now();
         self.reloads += 1;
-        let usual = &self.config.router;
-        let read = self.config.reloaded.as_ref().filter(|_| self.reloads % 2 == 1).unwrap_or(usual);
-        self.gateways.configure(now, read, &mut self.outputs);
+        self.gateways.configure(now, &self.current_config(), &mut self.outputs);
+    }
+
+    /// The configuration of gateways, as last reloaded.
+    pub(super) fn current_config(&self) -> router::Config {
+        let reloaded = self.config.reloaded.as_ref().filter(|_| self.reloads % 2 == 1);
+        reloaded.unwrap_or(&self.config.router).clone()
     }
 
     // --- feeds
@@ -220,11 +248,7 @@ impl World {
     fn begin_feed_anew(&mut self, at: usize) {
         let now = self.now();
         let node = &mut self.nodes[at];
-        let active_faults = &node.active_faults;
-        if !node.alive()
-            || active_faults.holes + active_faults.cuts + active_faults.floods > 0
-            || !node.engine.config().kv_events
-        {
+        if !node.has_feed() || !node.engine.config().kv_events {
             return;
         }
         node.generation += 1;

@@ -18,7 +18,7 @@ use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::load::LoadReport;
-use kvlane_core::replica::News;
+use kvlane_core::replica::{News, ReplicaId};
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
@@ -26,7 +26,7 @@ use kvlane_core::time::Nanos;
 use serde::{Deserialize, Serialize};
 
 use gateways::Gateways;
-pub use gateways::{Exchange, GatewaysConfig, Traffic};
+pub use gateways::{Exchange, GatewaysConfig, Sample, Traffic};
 use node::Node;
 pub use play::{Run, Send};
 
@@ -119,6 +119,9 @@ pub struct World {
     reported_at: Nanos,
     tick_at: Option<Nanos>,
     decisions: Decisions,
+    /// Number of changes of the gateways' ledgers, at least.
+    ledger_changes: u64,
+    samples: Vec<Sample>,
     scratch: Scratch,
     outputs: Vec<Output>,
     engine_events: Vec<(Nanos, EngineEvent)>,
@@ -173,7 +176,9 @@ enum Event {
     /// A gateway tells the others what it has placed.
     Exchange { gateway: u16 },
     /// News of a gateway come to another one.
-    News { to: u16, from: u16, news: Arc<News> },
+    News { to: ReplicaId, from: ReplicaId, news: Arc<News> },
+    /// A sample of the gateways' loads is taken.
+    Sample,
     /// Deadline of a queued request.
     Tick,
 }
@@ -186,7 +191,7 @@ impl World {
         let engines = std::mem::take(&mut config.engines);
         let mut world = Self {
             rng: Rng::new(config.seed),
-            gateways: Gateways::new(&config.router, config.gateways),
+            gateways: Gateways::new(&config.router, config.gateways, config.seed),
             nodes: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
@@ -200,6 +205,8 @@ impl World {
             reported_at: Nanos::ZERO,
             tick_at: None,
             decisions: Decisions::default(),
+            ledger_changes: 0,
+            samples: Vec::new(),
             scratch: Scratch::default(),
             outputs: Vec::new(),
             engine_events: Vec::new(),
@@ -213,12 +220,7 @@ impl World {
             world.config.rules = Some(Rules::default());
         }
         world.begin_probes();
-        if let Some(every) = world.gateways.exchange_every() {
-            let count = world.gateways.count() as u64;
-            // They have not begun at the same moment.
-            let at = |n| Nanos(every.0 / count * n);
-            (0..count).for_each(|n| world.clock.schedule(at(n), Event::Exchange { gateway: n as u16 }));
-        }
+        world.begin_exchange();
         world
     }
 
@@ -261,7 +263,7 @@ impl World {
         self.gateways.at(0)
     }
 
-    /// The routers of all gateways.
+    /// The routers of the gateways that live.
     pub fn routers(&self) -> impl Iterator<Item = &Router> {
         self.gateways.iter()
     }
@@ -269,6 +271,11 @@ impl World {
     /// What gateways have told each other so far.
     pub fn exchanged(&self) -> Traffic {
         self.gateways.traffic
+    }
+
+    /// Samples of the gateways' loads so far.
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
     }
 
     /// Decisions so far.
@@ -328,8 +335,9 @@ impl World {
             Event::Exchange { gateway } => self.exchange(gateway),
             Event::News { to, from, news } => {
                 let news = Arc::unwrap_or_clone(news);
-                self.gateways.hear(to.into(), from.into(), now, news, &mut self.outputs);
+                self.gateways.hear(to, from, now, news, &mut self.outputs);
             }
+            Event::Sample => self.sample(),
             Event::Step { node } => self.nodes[usize::from(node)].step_at = None,
             Event::Root { .. }
             | Event::Due { .. }
@@ -338,17 +346,6 @@ impl World {
             | Event::Late { .. }
             | Event::Stalled { .. }
             | Event::Lost { .. } => {}
-        }
-    }
-
-    /// A gateway tells the others its news, and will again.
-    fn exchange(&mut self, gateway: u16) {
-        let now = self.now();
-        for (at, to, news) in self.gateways.tell(gateway.into(), now, &mut self.rng) {
-            self.clock.schedule(at, Event::News { to: to as u16, from: gateway, news });
-        }
-        if let Some(every) = self.gateways.exchange_every() {
-            self.clock.schedule(now + every, Event::Exchange { gateway });
         }
     }
 
@@ -438,8 +435,7 @@ impl World {
         if nobody_waits && self.config.rules.is_none() {
             return;
         }
-        let deadline = |router: &Router| router.read(|scheduler| scheduler.next_deadline());
-        let Some(at) = self.gateways.iter().filter_map(deadline).min() else { return };
+        let Some(at) = self.gateways.next_deadline() else { return };
         if self.tick_at.is_none_or(|tick_at| at < tick_at) {
             self.tick_at = Some(at);
             self.clock.schedule(at, Event::Tick);

@@ -81,6 +81,17 @@ impl Node {
         self.alive() && self.active_faults.holes == 0 && self.active_faults.pauses == 0
     }
 
+    /// Whether it is to get no new requests.
+    pub(super) fn is_draining(&self) -> bool {
+        self.active_faults.drains + self.active_faults.leaving > 0
+    }
+
+    /// Whether its KV events come, and are true.
+    pub(super) fn has_feed(&self) -> bool {
+        let ActiveFaults { holes, cuts, floods, .. } = self.active_faults;
+        self.alive() && holes + cuts + floods == 0
+    }
+
     /// The engine's current time.
     pub(super) fn time(&self, now: Nanos) -> Nanos {
         self.active_faults.still_since.unwrap_or(now - self.behind)

@@ -84,6 +84,8 @@ pub(super) struct Flight {
     pub(super) prefill: Option<Prefill>,
     /// The gateway that it was sent to.
     pub(super) gateway: usize,
+    /// Whether it is on its way to the router: from its client, or after a pause.
+    pub(super) comes: bool,
     /// Number of failed attempts.
     pub(super) attempt: u32,
     pub(super) failed: Vec<EndpointId>,
@@ -93,6 +95,8 @@ pub(super) struct Flight {
 
 /// The first id of prefill legs.
 const LEGS: u64 = 1 << 63;
+/// Most legs of a request, each of which is in a ledger.
+const LEGS_MAX: u64 = 2;
 
 // === impl World ===
 
@@ -149,6 +153,7 @@ impl Play<'_, '_> {
                 root: self.send.plan.root[index as usize],
                 endpoint: None,
                 attempts: 1,
+                resent: 0,
                 due: Nanos::ZERO,
                 first_token: None,
                 end: Nanos::ZERO,
@@ -260,14 +265,30 @@ impl Play<'_, '_> {
         self.flights.insert(request, Flight { gateway, ..Flight::default() });
         self.world.resume_reports();
         let run = self.run;
-        self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
+        self.place_at(now + self.world.config.routing_delay, request);
         if let Some(timeout) = self.world.config.client_timeout {
             self.world.clock.schedule(now + timeout, Event::Timeout { run, request });
         }
     }
 
-    /// Places a request, for the first time or again.
+    /// Schedules when a request comes to its gateway's router.
+    pub(super) fn place_at(&mut self, at: Nanos, request: u32) {
+        let run = self.run;
+        if let Some(flight) = self.flights.get_mut(&request) {
+            flight.comes = true;
+            self.world.clock.schedule(at, Event::Place { run, request });
+        }
+    }
+
+    /// Places a request, for the first time or again. The load balancer has another gateway for it if its own has died.
     pub(super) fn place(&mut self, request: u32) {
+        let living = self.world.gateways.first_from(self.gateway_of(request));
+        let Some(flight) = self.flights.get_mut(&request) else { return };
+        flight.comes = false;
+        match living {
+            Some(gateway) => flight.gateway = gateway,
+            None => return self.over(request, Some(Failure::Broken)),
+        }
         let block_tokens = self.world.config.router.block_tokens;
         let (now, id, session) = (self.now(), self.id(request), self.session(request));
         self.world.legs += 1;
@@ -284,7 +305,8 @@ impl Play<'_, '_> {
         };
         let World { gateways, config, scratch, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
-        gateways.at(flight.gateway).arrive(now, wanted, &blocks, scratch, outputs);
+        let time = gateways.time(flight.gateway, now);
+        gateways.at(flight.gateway).arrive(time, wanted, &blocks, scratch, outputs);
         if let (Some(read), Some(started)) = (config.stopwatch, started) {
             decisions.time += read() - started;
         }
@@ -313,6 +335,12 @@ impl Play<'_, '_> {
 
     fn dispatch(&mut self, request: u32, placement: Placement) {
         let node = self.world.seat_of(placement.endpoint);
+        let flight = self.flights.get(&request);
+        assert!(
+            flight.is_none_or(|flight| flight.legs().next().is_none()),
+            "a request is dispatched once at a time"
+        );
+        self.world.ledger_changes += LEGS_MAX;
         self.outcome(request).endpoint = Some(node as u16);
         match placement.prefill {
             None => self.send(request, Stage::Answer, node),
@@ -440,9 +468,10 @@ impl Play<'_, '_> {
     }
 
     /// The gateway whose turn it is.
-    fn next_gateway(&mut self) -> usize {
+    pub(super) fn next_gateway(&mut self) -> usize {
         self.world.turn += 1;
-        self.world.turn % self.world.gateways.count()
+        let gateway = self.world.turn % self.world.gateways.count();
+        self.world.gateways.first_from(gateway).unwrap_or(gateway)
     }
 
     /// The gateway that a request was sent to.
@@ -459,20 +488,22 @@ impl Play<'_, '_> {
     pub(super) fn tell(&mut self, request: u32, input: Input) {
         let (now, gateway) = (self.now(), self.gateway_of(request));
         let World { gateways, outputs, .. } = &mut *self.world;
-        gateways.at(gateway).step(now, input, outputs);
+        gateways.step_one(gateway, now, input, outputs);
     }
 
     fn progress(&mut self, request: u32, id: RequestId, first: bool, tokens: u32) {
         let (now, gateway) = (self.now(), self.gateway_of(request));
         let World { gateways, outputs, .. } = &mut *self.world;
-        gateways.at(gateway).progress(now, id, first, tokens, outputs);
+        gateways.progress(gateway, now, (id, first, tokens), outputs);
     }
 
     /// A prompt was computed that is decoded elsewhere.
     pub(super) fn began(&mut self, request: u32, leg: RequestId) {
         let (now, gateway) = (self.now(), self.gateway_of(request));
-        let World { gateways, outputs, .. } = &mut *self.world;
-        gateways.at(gateway).begin(now, leg, outputs);
+        let World { gateways, outputs, ledger_changes, .. } = &mut *self.world;
+        *ledger_changes += LEGS_MAX;
+        let time = gateways.time(gateway, now);
+        gateways.at(gateway).begin(time, leg, outputs);
     }
 
     /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
@@ -491,6 +522,7 @@ impl Play<'_, '_> {
     /// Reports to the router that a request has ended at its endpoints.
     pub(super) fn release(&mut self, request: u32) {
         let leg = self.flights.get(&request).and_then(|flight| flight.prefill).map(|prefill| prefill.id);
+        self.world.ledger_changes += LEGS_MAX;
         let ids = leg.into_iter().chain([self.id(request)]);
         ids.for_each(|id| self.tell(request, Input::Finished { request: id }));
     }

@@ -47,6 +47,7 @@ impl Play<'_, '_> {
         self.world.happen(Event::Fault(index));
         match fault {
             Fault::Death { endpoint, .. } => self.break_off(endpoint),
+            Fault::GatewayDeath { gateway, .. } => self.lose_gateway(gateway),
             Fault::Reset { .. } => {
                 for (request, stage) in struck {
                     self.attempt_failed(request, stage, Failed::Broken);
@@ -62,6 +63,34 @@ impl Play<'_, '_> {
             _ => {}
         }
         self.follow();
+    }
+
+    /// The requests of a gateway that has died end at their engines. Their clients send those without a token again.
+    fn lose_gateway(&mut self, gateway: usize) {
+        let (now, delay) = (self.now(), self.world.config.routing_delay);
+        let mut lost: Vec<u32> =
+            self.flights.iter().filter(|(_, f)| f.gateway == gateway).map(|(&request, _)| request).collect();
+        lost.sort_unstable();
+        for request in lost {
+            if !self.flights.contains_key(&request) {
+                continue;
+            }
+            self.count_tokens(request);
+            if self.outcome(request).first_token.is_some() {
+                self.settle(request, Some(Failure::Broken));
+                continue;
+            }
+            self.cancel_legs(request);
+            let next = self.next_gateway();
+            let Some(flight) = self.flights.get_mut(&request) else { continue };
+            let comes = flight.comes;
+            *flight = Flight { gateway: next, comes, ..Flight::default() };
+            let outcome = self.outcome(request);
+            (outcome.attempts, outcome.resent, outcome.split) = (1, outcome.resent.saturating_add(1), None);
+            if !comes {
+                self.place_at(now + delay, request);
+            }
+        }
     }
 
     /// The requests of which `which` names a leg, in order.
@@ -229,12 +258,12 @@ impl Play<'_, '_> {
 
     /// Places a request again: after the pause that the rules say, if there are any.
     fn place_again(&mut self, request: u32, attempts: retry::Attempts) {
-        let (now, run) = (self.now(), self.run);
+        let now = self.now();
         let rng = &mut self.world.rng;
         let rules = self.world.config.rules.as_ref();
         match rules.map_or(Nanos::ZERO, |rules| attempts.pause(&rules.backoff, || rng.unit())) {
             Nanos::ZERO => self.place(request),
-            pause => self.world.clock.schedule(now + pause, Event::Place { run, request }),
+            pause => self.place_at(now + pause, request),
         }
     }
 

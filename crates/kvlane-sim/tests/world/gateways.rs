@@ -2,8 +2,10 @@
 
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::LEASE;
+use kvlane_core::scheduler::TOKENS_TOLD;
 use kvlane_core::time::Nanos;
-use kvlane_sim::{Exchange, GatewaysConfig, Outcome, Run, World, WorldConfig};
+use kvlane_sim::fault::{Fault, Side};
+use kvlane_sim::{Exchange, Failure, GatewaysConfig, Outcome, Run, Sample, World, WorldConfig};
 use kvlane_trace::trace::Trace;
 
 use super::{EVENTS, OPEN, check, config, conversations, play};
@@ -16,14 +18,45 @@ const EXCHANGE: Exchange = Exchange {
     duplicated: 0.0,
 };
 
+/// So many gateways in front of six engines.
+fn gateways(count: u16, exchange: Option<Exchange>) -> WorldConfig {
+    let gateways = GatewaysConfig {
+        count,
+        exchange,
+        sample_every: Some(Nanos::from_millis(50)),
+        ..GatewaysConfig::default()
+    };
+    WorldConfig { gateways, ..config("fleet_cost", 6, 1) }
+}
+
 /// A run with this many gateways.
 fn with(count: u16, exchange: Option<Exchange>, exact: bool, trace: &Trace) -> (Run, World) {
-    let mut config =
-        WorldConfig { gateways: GatewaysConfig { count, exchange }, ..config("fleet_cost", 6, 1) };
+    let mut config = gateways(count, exchange);
     config.router.exact = EVENTS.filter(|_| exact);
+    run(config, trace)
+}
+
+fn run(config: WorldConfig, trace: &Trace) -> (Run, World) {
     let (run, world) = play(config, trace, OPEN);
     check(trace, &run, &world);
     (run, world)
+}
+
+/// The largest error of a gateway's view of the load among the samples of a time.
+fn view_error(world: &World, from: Nanos, to: Nanos) -> u64 {
+    let within = |sample: &&Sample| from <= sample.at && sample.at < to;
+    world.samples().iter().filter(within).map(|sample| sample.view_error).max().expect("samples")
+}
+
+/// That of so many gateways that hear each other.
+fn usual_error(count: u16, trace: &Trace) -> u64 {
+    view_error(&with(count, Some(EXCHANGE), false, trace).1, Nanos::ZERO, Nanos::MAX)
+}
+
+/// The most requests in flight at an engine over the mean over engines, in the mean over time.
+fn imbalance(world: &World) -> f64 {
+    let sum = |of: fn(&Sample) -> f64| world.samples().iter().map(of).sum::<f64>();
+    sum(|sample| sample.requests_max as f64) / sum(|sample| sample.requests as f64 / sample.endpoints as f64)
 }
 
 /// Mean seconds to the first token, and the share of reusable tokens that were cached.
@@ -76,4 +109,89 @@ fn gateways_that_tell_nothing_know_no_others() {
     let (_, world) = with(3, None, true, &conversations(20, 1));
     assert!(world.routers().all(|router| router.peers().is_empty()));
     assert_eq!(world.exchanged().news, 0);
+}
+
+/// Invariant: Gateways that place at the same time do not herd: the most loaded engine has at most 1.3 times the share of
+/// requests in flight that it has with one gateway.
+#[test]
+fn gateways_that_tell_each_other_do_not_herd() {
+    let trace = conversations(1200, 5);
+    let one = imbalance(&with(1, None, false, &trace).1);
+    for count in [2, 8, 16] {
+        let together = imbalance(&with(count, Some(EXCHANGE), false, &trace).1);
+        assert!(together <= 1.3 * one, "{count}: {together}, one {one}");
+    }
+}
+
+#[test]
+fn a_partition_keeps_loads_from_the_other_side_and_ends_with_a_lease_and_an_exchange() {
+    let trace = conversations(400, 5);
+    let (from, to) = (Nanos::from_secs(20), Nanos::from_secs(50));
+    let side = |first| Side { first, count: 2 };
+    let parted = Fault::Partition { at: from, one: side(0), other: side(2), until: Some(to) };
+    let (run, world) = run(WorldConfig { faults: vec![parted], ..gateways(4, Some(EXCHANGE)) }, &trace);
+    assert!(run.outcomes.iter().all(Outcome::is_ok));
+    let usual = usual_error(4, &trace);
+    let meanwhile = view_error(&world, from + LEASE, to);
+    let after = view_error(&world, to + EXCHANGE.every + EXCHANGE.delay, to + Nanos::from_secs(30));
+    assert!(after <= usual && 2 * usual < meanwhile, "{usual}, {meanwhile}, {after}");
+    assert!(run.end > to + Nanos::from_secs(30), "there is load to compare");
+}
+
+#[test]
+fn a_gateway_that_dies_loses_its_streams_and_its_other_requests_are_sent_again() {
+    let trace = conversations(400, 5);
+    let (at, back) = (Nanos::from_secs(20), Nanos::from_secs(40));
+    let death = Fault::GatewayDeath { at, gateway: 1, back_at: Some(back) };
+    let mut config = WorldConfig { faults: vec![death], ..gateways(3, Some(EXCHANGE)) };
+    // So that some of its requests wait for their first token.
+    let slow = |endpoint| Fault::Slow { at: at - LEASE, endpoint, factor: 20.0, until: Some(at + LEASE) };
+    config.faults.extend((0..6).map(slow));
+    let (run, world) = run(config, &trace);
+    let is_lost = |outcome: &&Outcome| !outcome.is_ok();
+    assert!(run.outcomes.iter().any(|outcome| !outcome.is_ok()), "it had streams");
+    for lost in run.outcomes.iter().filter(is_lost) {
+        assert!(lost.first_token.is_some() && lost.end == at, "{lost:?}");
+        assert_eq!(lost.failure, Some(Failure::Broken));
+    }
+    assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.resent == 1));
+    let streams = run.outcomes.iter().filter(is_lost).count() as u64;
+    let received = run.outcomes.iter().map(|outcome| u64::from(outcome.output_tokens)).sum::<u64>();
+    let generated = world.engine_stats().iter().map(|stats| stats.generation_tokens).sum::<u64>();
+    assert!(generated <= received + streams * u64::from(TOKENS_TOLD), "engines end what no client awaits");
+    let heard = EXCHANGE.every + EXCHANGE.delay;
+    let usual = usual_error(3, &trace);
+    assert!(view_error(&world, at, at + LEASE) > usual, "what it had counts until its lease ends");
+    assert!(view_error(&world, at + LEASE + heard + heard, back) <= usual);
+    assert!(view_error(&world, back + heard + heard, run.end) <= usual, "its successor knows all loads");
+    assert!(world.exchanged().snapshot_marks > 0, "and the prompts of others");
+    assert_eq!(world.routers().count(), 3);
+}
+
+#[test]
+fn requests_fail_while_no_gateway_lives() {
+    let trace = conversations(100, 5);
+    let (at, back) = (Nanos::from_secs(10), Nanos::from_secs(20));
+    let death = |gateway| Fault::GatewayDeath { at, gateway, back_at: Some(back) };
+    let config = WorldConfig { faults: vec![death(0), death(1)], ..gateways(2, Some(EXCHANGE)) };
+    let (run, _) = run(config, &trace);
+    for outcome in &run.outcomes {
+        let meets = outcome.due < back && at <= outcome.end;
+        assert!(outcome.is_ok() || meets && outcome.failure == Some(Failure::Broken), "{outcome:?}");
+    }
+    let sent = |from, to| run.outcomes.iter().filter(move |outcome| from <= outcome.due && outcome.due < to);
+    assert!(sent(at, back).all(|outcome| !outcome.is_ok()) && sent(at, back).count() > 0);
+    assert!(sent(back, run.end).all(Outcome::is_ok) && sent(back, run.end).count() > 0);
+}
+
+/// Invariant: Gateways' clocks need not agree: with any difference between them they place the same.
+#[test]
+fn clocks_that_differ_change_nothing() {
+    let trace = conversations(200, 5);
+    let run = |skew| {
+        let mut config = gateways(4, Some(EXCHANGE));
+        config.gateways.skew = skew;
+        self::run(config, &trace).0.outcomes
+    };
+    assert_eq!(run(Nanos::ZERO), run(Nanos::from_secs(5)));
 }

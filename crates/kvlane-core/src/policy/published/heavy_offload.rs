@@ -98,6 +98,7 @@ mod tests {
             now: Nanos::ZERO,
             output_tokens: 200,
             usual_output_tokens: 200.0,
+            peers: None,
             rng: &mut rng,
             reason: Reason::default(),
             work: [None; 2],

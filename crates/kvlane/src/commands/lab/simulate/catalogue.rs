@@ -20,6 +20,10 @@ const SCENARIOS: &[(&str, &str)] = &[
     ("mooncake-fig5", include_str!("../../../../../../scenarios/mooncake-fig5.yaml")),
     ("prefill-qwen3-32b", include_str!("../../../../../../scenarios/prefill-qwen3-32b.yaml")),
     ("prefill-gpt-oss-120b", include_str!("../../../../../../scenarios/prefill-gpt-oss-120b.yaml")),
+    ("replicas-240", include_str!("../../../../../../scenarios/replicas-240.yaml")),
+    ("replicas-1000", include_str!("../../../../../../scenarios/replicas-1000.yaml")),
+    ("replicas-mooncake", include_str!("../../../../../../scenarios/replicas-mooncake.yaml")),
+    ("replicas-partition", include_str!("../../../../../../scenarios/replicas-partition.yaml")),
 ];
 
 /// Traces by name: conversations published with Mooncake (FAST'25), Apache-2.0; sessions of a coding agent from Weka's
