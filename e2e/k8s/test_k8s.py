@@ -5,7 +5,7 @@
     python3 e2e/k8s/test_k8s.py -v Discovering               # one group
 
 Pods are written as a kubelet would report them (cluster.py); their addresses are local to this machine (root, once), and
-e2e/envoy/upstream.py answers there. RESTARTS (20), AWAY_S (20) and PODS (500) make it shorter or longer.
+e2e/envoy/upstream.py answers there. RESTARTS (20), AWAY_S (20), PODS (500) and UPDATES (1) make it shorter or longer.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from node import Node, Service  # noqa: E402
 RESTARTS = int(os.environ.get("RESTARTS", "20"))
 AWAY_S = float(os.environ.get("AWAY_S", "20"))
 PODS = int(os.environ.get("PODS", "500"))
+UPDATES = int(os.environ.get("UPDATES", "1"))
 PER_S = 50
 LEAVING_PER_S = 300
 GONE_S_MAX = 0.1
@@ -240,11 +241,12 @@ class Rolling(unittest.TestCase):
         before = set(self.service.ready)
         with Load(self.service.port, mixed, per_s=MIXED_PER_S) as traffic:
             until("long streams are under way", lambda: traffic.sent > 5 * MIXED_PER_S, 30)
-            began = time.monotonic()
-            # One of the keys that a reload cannot change, so that the pods are replaced.
-            self.helm("upgrade", "--set", "config.tokens.threads=2")
-            until("all of before have ended", lambda: len(self.node.ended("kvlane")) == REPLICAS, 300)
-            print(f"{REPLICAS} pods of kvlane replaced in {time.monotonic() - began:.0f} s", flush=True)
+            for update in range(UPDATES):
+                began, ended = time.monotonic(), len(self.node.ended("kvlane"))
+                # One of the keys that a reload cannot change, so that the pods are replaced.
+                self.helm("upgrade", "--set", f"config.tokens.threads={2 + update}")
+                until("all of before have ended", lambda: len(self.node.ended("kvlane")) == ended + REPLICAS, 300)
+                print(f"{REPLICAS} pods of kvlane replaced in {time.monotonic() - began:.0f} s", flush=True)
             enough = traffic.sent + 2 * MIXED_PER_S
             until("their successors serve", lambda: traffic.sent > enough, 30)
             after = set(self.service.ready)
