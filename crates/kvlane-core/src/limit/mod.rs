@@ -10,14 +10,16 @@
 
 mod rate;
 mod replicas;
+mod used;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use self::rate::{MINUTE, Rate, left, span, wait};
-pub use self::replicas::{News, Usage};
-use self::replicas::{Replicas, Spread};
+pub use self::replicas::News;
+use self::replicas::{Keys, Replicas};
+pub use self::used::Usage;
+use self::used::Used;
+use crate::replica::ReplicaId;
 use crate::time::Nanos;
 
 /// Number of keys below which idle keys are not collected.
@@ -96,29 +98,10 @@ pub struct Standing {
 #[derive(Debug)]
 pub struct Limiter {
     config: Config,
-    keys: HashMap<u64, Used, FixedState>,
+    keys: Keys,
     /// Number of keys at which idle ones are collected.
     sweep_len: usize,
     replicas: Replicas,
-}
-
-/// Usage of one key.
-#[derive(Clone, Copy, Debug)]
-struct Used {
-    /// Since when it is remembered.
-    since: Nanos,
-    requests: Rate,
-    tokens: Rate,
-    in_flight: u32,
-    /// Requests in flight of other routers.
-    elsewhere: u32,
-    /// Requests since it is remembered, and those of which other routers may not have heard: since the last news, and
-    /// before it.
-    asked: u64,
-    asked_lately: [u32; 2],
-    spread: Spread,
-    /// Requests that have entered and that other routers may not have heard of: since the last news, and before it.
-    entered: [u32; 2],
 }
 
 // === impl Kind ===
@@ -139,7 +122,7 @@ impl Kind {
 impl Limiter {
     /// A limiter without any usage.
     pub fn new(config: Config) -> Self {
-        Self { config, keys: HashMap::default(), sweep_len: KEYS_MIN, replicas: Replicas::default() }
+        Self { config, keys: Keys::default(), sweep_len: KEYS_MIN, replicas: Replicas::default() }
     }
 
     /// Limits of each key.
@@ -256,6 +239,28 @@ impl Limiter {
         self.settle(now, permit, 0);
     }
 
+    /// The other routers that were heard lately. What one that is missing had in flight no longer counts.
+    pub fn set_replicas(
+        &mut self,
+        now: Nanos,
+        own: ReplicaId,
+        others: impl Iterator<Item = ReplicaId> + Clone,
+    ) {
+        self.replicas.set(&mut self.keys, now, own, others);
+    }
+
+    /// Takes the news for other routers: usage of keys where it has changed since the last, or of all.
+    pub fn tell(&mut self, now: Nanos, all: bool) -> Vec<(u64, Usage)> {
+        self.replicas.tell(&mut self.keys, now, all)
+    }
+
+    /// Takes over the news of another router, as far as it is newer than what was heard.
+    pub fn hear(&mut self, now: Nanos, replica: ReplicaId, number: u64, usages: &[(u64, Usage)]) {
+        let keys_max = self.config.keys_max;
+        self.replicas.hear(&mut self.keys, keys_max, now, replica, (number, usages));
+        self.forget(now);
+    }
+
     /// A key's remaining limits.
     pub fn standing(&self, now: Nanos, key: u64) -> Standing {
         let used = self.used(now, key);
@@ -286,37 +291,6 @@ impl Limiter {
             }
         }
         self.sweep_len = (self.keys.len() * 2).max(KEYS_MIN);
-    }
-}
-
-// === impl Used ===
-
-impl Used {
-    fn new(now: Nanos) -> Self {
-        let rate = Rate::default();
-        let (in_flight, elsewhere, entered) = (0, 0, [0; 2]);
-        let spread = Spread::default();
-        Self {
-            since: now,
-            requests: rate,
-            tokens: rate,
-            in_flight,
-            elsewhere,
-            asked: 0,
-            asked_lately: [0; 2],
-            spread,
-            entered,
-        }
-    }
-
-    /// When all usage has refilled.
-    fn back(&self) -> Nanos {
-        self.requests.back.max(self.tokens.back)
-    }
-
-    /// Requests in flight, those of other routers included.
-    fn requests_now(&self) -> u32 {
-        self.in_flight.saturating_add(self.elsewhere)
     }
 }
 

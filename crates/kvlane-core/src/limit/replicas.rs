@@ -27,29 +27,12 @@ use hashbrown::{HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::rate::{MINUTE, Rate};
-use super::{Limiter, Used};
-use crate::decaying_counter::DecayingCounter;
+use super::used::{Spread, Usage, Used};
 use crate::replica::ReplicaId;
 use crate::time::Nanos;
 
-/// What one router knows of its own usage of a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Requests charged since `age`, as time of refill.
-    pub requests: Nanos,
-    /// Tokens charged since `age`, as time of refill.
-    pub tokens: Nanos,
-    /// Time until all requests have refilled, that it knows of.
-    pub requests_owed: Nanos,
-    /// Time until all tokens have refilled, that it knows of.
-    pub tokens_owed: Nanos,
-    /// Requests since `age`, the refused ones included.
-    pub asked: u64,
-    /// Its requests in flight.
-    pub in_flight: u32,
-    /// How long it has remembered the key.
-    pub age: Nanos,
-}
+/// Usage of all keys.
+pub(super) type Keys = HashMap<u64, Used, FixedState>;
 
 /// News of one limiter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,13 +48,6 @@ pub struct News {
 /// Requests that an assumption counts as much as, beside those that were seen.
 const ASSUMED_OF_KEY: f64 = 8.0;
 const ASSUMED_OF_ALL: f64 = 32.0;
-
-/// Where the requests of a key, or of all keys, have come in lately.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spread {
-    here: DecayingCounter,
-    elsewhere: DecayingCounter,
-}
 
 /// The other routers, as a limiter knows them.
 #[derive(Debug, Default)]
@@ -102,6 +78,109 @@ impl Replicas {
     pub(super) fn note(&mut self, key: u64) {
         if self.own.is_some() {
             self.changed.insert(key);
+        }
+    }
+
+    /// See [`super::Limiter::set_replicas`].
+    pub(super) fn set(
+        &mut self,
+        keys: &mut Keys,
+        now: Nanos,
+        own: ReplicaId,
+        others: impl Iterator<Item = ReplicaId> + Clone,
+    ) {
+        self.own = Some(own);
+        self.peers.retain(|replica, peer| {
+            let lives = others.clone().any(|other| other == *replica);
+            if !lives {
+                for (key, (_, usage)) in &peer.usages {
+                    if let Some(used) = keys.get_mut(key) {
+                        used.elsewhere = used.elsewhere.saturating_sub(usage.in_flight);
+                    }
+                }
+            }
+            lives
+        });
+        for other in others {
+            self.peers.entry(other).or_insert_with(|| Peer { since: now, usages: HashMap::default() });
+        }
+    }
+
+    /// See [`super::Limiter::tell`].
+    pub(super) fn tell(&mut self, keys: &mut Keys, now: Nanos, all: bool) -> Vec<(u64, Usage)> {
+        let Replicas { changed, changed_before, told_at, window, spread, .. } = self;
+        *window = (now - *told_at) + (now - *told_at);
+        *told_at = now;
+        let changed = std::mem::take(changed);
+        let before = std::mem::replace(changed_before, changed.clone());
+        for key in before.union(&changed) {
+            let Some(used) = keys.get_mut(key) else { continue };
+            for rate in [&mut used.requests, &mut used.tokens] {
+                rate.recent = [Nanos::ZERO, rate.recent[0]];
+            }
+            let heard = f64::from(used.asked_lately[1]);
+            used.entered = [0, used.entered[0]];
+            used.asked_lately = [0, used.asked_lately[0]];
+            used.spread.add_here(now, heard);
+            spread.add_here(now, heard);
+        }
+        let told = |(key, used): (&u64, &Used)| (*key, used.told(now));
+        let mut usages: Vec<_> = if all {
+            keys.iter().map(told).collect()
+        } else {
+            changed.iter().filter_map(|key| Some(told((key, keys.get(key)?)))).collect()
+        };
+        usages.sort_unstable_by_key(|(key, _)| *key);
+        usages
+    }
+
+    /// See [`super::Limiter::hear`]. At most `keys_max` keys of the router are remembered.
+    pub(super) fn hear(
+        &mut self,
+        keys: &mut Keys,
+        keys_max: usize,
+        now: Nanos,
+        replica: ReplicaId,
+        news: (u64, &[(u64, Usage)]),
+    ) {
+        let (number, usages) = news;
+        let peer = self.peers.entry(replica);
+        let peer = peer.or_insert_with(|| Peer { since: now, usages: HashMap::default() });
+        for &(key, usage) in usages {
+            if peer.usages.len() >= keys_max && !peer.usages.contains_key(&key) {
+                // What is heard next counts as heard for the first time.
+                let in_flight = |(_, (_, usage)): (&u64, &(u64, Usage))| usage.in_flight > 0;
+                peer.usages.retain(|key, known| in_flight((key, known)));
+                peer.since = now;
+            }
+            let known = peer.usages.get(&key).copied();
+            if known.is_some_and(|(known, _)| number <= known) {
+                continue;
+            }
+            peer.usages.insert(key, (number, usage));
+            let known = known.map(|(_, usage)| usage);
+            let used = keys.entry(key).or_insert_with(|| Used::new(now));
+            used.elsewhere = used.elsewhere.saturating_add(usage.in_flight);
+            used.elsewhere -= known.map_or(0, |known| known.in_flight).min(used.elsewhere);
+            // One that is younger than what was heard was forgotten meanwhile.
+            let same = known.filter(|known| known.age <= usage.age);
+            let is_new = usage.age <= now - peer.since;
+            match same.or(is_new.then(Usage::default)) {
+                Some(before) => {
+                    used.requests.heard(now, before.requests, usage.requests);
+                    used.tokens.heard(now, before.tokens, usage.tokens);
+                    let asked = usage.asked.saturating_sub(before.asked) as f64;
+                    used.spread.add_elsewhere(now, asked);
+                    if used.asked > 0 {
+                        self.spread.add_elsewhere(now, asked);
+                    }
+                }
+                // When it was charged is not known.
+                None => {
+                    used.requests.back = used.requests.back.max(now + usage.requests_owed);
+                    used.tokens.back = used.tokens.back.max(now + usage.tokens_owed);
+                }
+            }
         }
     }
 
@@ -148,158 +227,25 @@ impl Replicas {
     }
 }
 
-// === impl Spread ===
-
-impl Spread {
-    /// Requests elsewhere for each one here, if `requests` more had been seen with the proportion that is assumed.
-    fn proportion(mut self, now: Nanos, requests: f64, assumed: f64) -> f64 {
-        (self.elsewhere.at(now, 0.0) + requests * assumed) / (self.here.at(now, 0.0) + requests)
-    }
-
-    fn add_here(&mut self, now: Nanos, requests: f64) {
-        self.here.at(now, 0.0);
-        self.here.add(requests);
-    }
-
-    fn add_elsewhere(&mut self, now: Nanos, requests: f64) {
-        self.elsewhere.at(now, 0.0);
-        self.elsewhere.add(requests);
-    }
-}
-
-// === impl Limiter ===
-
-impl Limiter {
-    /// The other routers that were heard lately. What one that is missing had in flight no longer counts.
-    pub fn set_replicas(
-        &mut self,
-        now: Nanos,
-        own: ReplicaId,
-        others: impl Iterator<Item = ReplicaId> + Clone,
-    ) {
-        self.replicas.own = Some(own);
-        let (peers, keys) = (&mut self.replicas.peers, &mut self.keys);
-        peers.retain(|replica, peer| {
-            let lives = others.clone().any(|other| other == *replica);
-            if !lives {
-                for (key, (_, usage)) in &peer.usages {
-                    if let Some(used) = keys.get_mut(key) {
-                        used.elsewhere = used.elsewhere.saturating_sub(usage.in_flight);
-                    }
-                }
-            }
-            lives
-        });
-        for other in others {
-            peers.entry(other).or_insert_with(|| Peer { since: now, usages: HashMap::default() });
-        }
-    }
-
-    /// Takes the news for other routers: usage of keys where it has changed since the last, or of all.
-    pub fn tell(&mut self, now: Nanos, all: bool) -> Vec<(u64, Usage)> {
-        let Replicas { changed, changed_before, told_at, window, spread, .. } = &mut self.replicas;
-        *window = (now - *told_at) + (now - *told_at);
-        *told_at = now;
-        let changed = std::mem::take(changed);
-        let before = std::mem::replace(changed_before, changed.clone());
-        for key in before.union(&changed) {
-            let Some(used) = self.keys.get_mut(key) else { continue };
-            for rate in [&mut used.requests, &mut used.tokens] {
-                rate.recent = [Nanos::ZERO, rate.recent[0]];
-            }
-            let heard = f64::from(used.asked_lately[1]);
-            used.entered = [0, used.entered[0]];
-            used.asked_lately = [0, used.asked_lately[0]];
-            used.spread.add_here(now, heard);
-            spread.add_here(now, heard);
-        }
-        let told = |(key, used): (&u64, &Used)| (*key, used.told(now));
-        let mut usages: Vec<_> = if all {
-            self.keys.iter().map(told).collect()
-        } else {
-            changed.iter().filter_map(|key| Some(told((key, self.keys.get(key)?)))).collect()
-        };
-        usages.sort_unstable_by_key(|(key, _)| *key);
-        usages
-    }
-
-    /// Takes over the news of another router, as far as it is newer than what was heard.
-    pub fn hear(&mut self, now: Nanos, replica: ReplicaId, number: u64, usages: &[(u64, Usage)]) {
-        let keys_max = self.config.keys_max;
-        let peer = self.replicas.peers.entry(replica);
-        let peer = peer.or_insert_with(|| Peer { since: now, usages: HashMap::default() });
-        for &(key, usage) in usages {
-            if peer.usages.len() >= keys_max && !peer.usages.contains_key(&key) {
-                // What is heard next counts as heard for the first time.
-                let in_flight = |(_, (_, usage)): (&u64, &(u64, Usage))| usage.in_flight > 0;
-                peer.usages.retain(|key, known| in_flight((key, known)));
-                peer.since = now;
-            }
-            let known = peer.usages.get(&key).copied();
-            if known.is_some_and(|(known, _)| number <= known) {
-                continue;
-            }
-            peer.usages.insert(key, (number, usage));
-            let known = known.map(|(_, usage)| usage);
-            let used = self.keys.entry(key).or_insert_with(|| Used::new(now));
-            used.elsewhere = used.elsewhere.saturating_add(usage.in_flight);
-            used.elsewhere -= known.map_or(0, |known| known.in_flight).min(used.elsewhere);
-            // One that is younger than what was heard was forgotten meanwhile.
-            let same = known.filter(|known| known.age <= usage.age);
-            let is_new = usage.age <= now - peer.since;
-            match same.or(is_new.then(Usage::default)) {
-                Some(before) => {
-                    used.requests.heard(now, before.requests, usage.requests);
-                    used.tokens.heard(now, before.tokens, usage.tokens);
-                    let asked = usage.asked.saturating_sub(before.asked) as f64;
-                    used.spread.add_elsewhere(now, asked);
-                    if used.asked > 0 {
-                        self.replicas.spread.add_elsewhere(now, asked);
-                    }
-                }
-                // When it was charged is not known.
-                None => {
-                    used.requests.back = used.requests.back.max(now + usage.requests_owed);
-                    used.tokens.back = used.tokens.back.max(now + usage.tokens_owed);
-                }
-            }
-        }
-        self.forget(now);
-    }
-}
-
-// === impl Used ===
-
-impl Used {
-    fn told(&self, now: Nanos) -> Usage {
-        Usage {
-            requests: self.requests.charged,
-            tokens: self.tokens.charged,
-            requests_owed: self.requests.back - now,
-            tokens_owed: self.tokens.back - now,
-            asked: self.asked,
-            in_flight: self.in_flight,
-            age: now - self.since,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Config, Permit};
+    use super::super::{Config, Limiter, Permit};
     use super::*;
 
     /// Routers that tell each other every 20 ms, in turns.
     struct World {
         limiters: Vec<Limiter>,
         now: Nanos,
-        /// What was told and has not arrived: when it does, from whom.
-        under_way: Vec<(Nanos, usize, u64, Vec<(u64, Usage)>)>,
+        /// What was told and has not arrived.
+        under_way: Vec<Told>,
         delay: Nanos,
         number: u64,
     }
+
+    /// When news arrives, from whom, and its number.
+    type Told = (Nanos, usize, u64, Vec<(u64, Usage)>);
 
     const KEY: u64 = 7;
 
@@ -325,7 +271,7 @@ mod tests {
             while self.now < until {
                 self.now += step;
                 for own in 0..routers {
-                    if (self.now.0 / step.0 + own * 20 / routers) % 20 == 0 {
+                    if (self.now.0 / step.0 + own * 20 / routers).is_multiple_of(20) {
                         let told = self.limiters[own as usize].tell(self.now, false);
                         self.number += 1;
                         self.under_way.push((self.now + self.delay, own as usize, self.number, told));

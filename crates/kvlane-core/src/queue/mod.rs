@@ -24,6 +24,7 @@
 //! requests in the last priority and lane, if the new request ranks before them or its tenant has at least two fewer
 //! there.
 
+mod account;
 mod services;
 
 use std::cmp::Reverse;
@@ -32,7 +33,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+pub(crate) use self::account::{Account, Lane};
 use self::services::Services;
+use crate::replica::{ReplicaId, Service};
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
@@ -47,31 +50,6 @@ pub(crate) struct Waiting {
     /// Prompt tokens per block.
     pub(crate) block_tokens: u32,
     pub(crate) deadline: Nanos,
-}
-
-/// Whether a request needs session admission. The order is the dequeue order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Lane {
-    /// A turn of an active conversation, or a request without a session.
-    Active,
-    /// A turn of a conversation that has become inactive.
-    Returning,
-    /// The first turn of a conversation.
-    New,
-}
-
-impl Lane {
-    pub(crate) fn is_gated(self) -> bool {
-        self != Self::Active
-    }
-}
-
-/// The tenant counter that a request is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Account {
-    priority: i8,
-    lane: Lane,
-    tenant: Option<TenantKey>,
 }
 
 /// The request queue.
@@ -105,18 +83,6 @@ struct Band {
 struct Tenant {
     served: i64,
     waiting: BTreeSet<u64>,
-}
-
-// === impl Account ===
-
-impl Account {
-    pub(crate) fn of(request: &SchedulingRequest, lane: Lane) -> Self {
-        Self { priority: request.priority, lane, tenant: request.tenant }
-    }
-
-    fn band(self) -> (Reverse<i8>, Lane) {
-        (Reverse(self.priority), self.lane)
-    }
 }
 
 // === impl Queue ===
@@ -239,6 +205,19 @@ impl Queue {
     pub(crate) fn charge(&mut self, account: Account, tokens: i64) {
         self.services.charged(account, tokens);
         self.bands.entry(account.band()).or_default().charge(account.tenant, tokens);
+    }
+
+    /// Takes the service of tenants for other routers, where it has changed since the last time; or all.
+    pub(crate) fn tell(&mut self, all: bool) -> Vec<Service> {
+        self.services.tell(all)
+    }
+
+    /// Charges what another router told, as far as it is newer than what was heard.
+    pub(crate) fn hear(&mut self, replica: ReplicaId, number: u64, services: &[Service]) {
+        let bands = &mut self.bands;
+        self.services.hear(replica, number, services, |account, tokens| {
+            bands.entry(account.band()).or_default().charge(account.tenant, tokens);
+        });
     }
 
     /// Removes one request whose deadline has passed.

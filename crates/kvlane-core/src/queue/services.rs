@@ -6,7 +6,7 @@
 use foldhash::fast::FixedState;
 use hashbrown::{HashMap, HashSet};
 
-use super::{Account, Lane, Queue};
+use super::account::Account;
 use crate::replica::{ReplicaId, Service};
 
 /// Most totals that are kept of this router's own charges, and of those of all others.
@@ -41,14 +41,10 @@ impl Services {
         *self.totals.entry(account).or_default() += tokens;
         self.changed.insert(account);
     }
-}
 
-// === impl Queue ===
-
-impl Queue {
     /// Takes the service of tenants for other routers, where it has changed since the last time; or all.
-    pub(crate) fn tell(&mut self, all: bool) -> Vec<Service> {
-        let Services { is_told, since, totals, changed, .. } = &mut self.services;
+    pub(super) fn tell(&mut self, all: bool) -> Vec<Service> {
+        let Services { is_told, since, totals, changed, .. } = self;
         *is_told = true;
         let changed = std::mem::take(changed);
         let told = totals.iter().filter(|(account, _)| all || changed.contains(*account));
@@ -57,11 +53,17 @@ impl Queue {
         told
     }
 
-    /// Charges what another router told, as far as it is newer than what was heard.
-    pub(crate) fn hear(&mut self, replica: ReplicaId, number: u64, services: &[Service]) {
+    /// Another router told something. `charge` gets what is newer than what was heard.
+    pub(super) fn hear(
+        &mut self,
+        replica: ReplicaId,
+        number: u64,
+        services: &[Service],
+        mut charge: impl FnMut(Account, i64),
+    ) {
         for service in services {
             let Some(account) = Account::of_service(service) else { continue };
-            let heard = &mut self.services.heard;
+            let heard = &mut self.heard;
             let place = (replica, account);
             if heard.len() >= HEARD_MAX && !heard.contains_key(&place) {
                 heard.clear();
@@ -77,25 +79,11 @@ impl Queue {
                 // It was charged at an unknown time.
                 None => service.tokens,
             };
-            let charge = service.tokens.saturating_sub(before);
-            if charge != 0 {
-                self.bands.entry(account.band()).or_default().charge(account.tenant, charge);
+            let tokens = service.tokens.saturating_sub(before);
+            if tokens != 0 {
+                charge(account, tokens);
             }
         }
-    }
-}
-
-// === impl Account ===
-
-impl Account {
-    fn service(self, since: u32, tokens: i64) -> Service {
-        Service { priority: self.priority, lane: self.lane as u8, tenant: self.tenant, since, tokens }
-    }
-
-    fn of_service(service: &Service) -> Option<Self> {
-        let lanes = [Lane::Active, Lane::Returning, Lane::New];
-        let lane = lanes.into_iter().find(|lane| *lane as u8 == service.lane)?;
-        Some(Self { priority: service.priority, lane, tenant: service.tenant })
     }
 }
 
@@ -103,6 +91,7 @@ impl Account {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::{Lane, Queue};
     use super::*;
     use crate::request::TenantKey;
 

@@ -191,7 +191,7 @@ fn clocks_that_differ_change_nothing() {
     let run = |skew| {
         let mut config = gateways(4, Some(EXCHANGE));
         config.gateways.skew = skew;
-        self::run(config, &trace).0.outcomes
+        run(config, &trace).0.outcomes
     };
     assert_eq!(run(Nanos::ZERO), run(Nanos::from_secs(5)));
 }
