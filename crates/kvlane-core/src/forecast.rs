@@ -2,13 +2,15 @@
 //!
 //! Three averages, each weighted by its number of observations: of the pool, of answers to prompts of similar length
 //! and limit, and of the conversation. Before any observation an answer is assumed to have [`USUAL_TOKENS`]. The
-//! request's own limit bounds the result.
+//! request's own limit bounds the result. What other routers have observed of the pool and of similar prompts counts
+//! as observations here.
 
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 use serde::{Deserialize, Serialize};
 
+use crate::evidence::Evidence;
 use crate::request::{SchedulingRequest, SessionKey};
 
 /// Assumed output tokens before any observation: typical for chats (Mooncake's conversation trace, FAST'25, has a mean
@@ -36,6 +38,8 @@ pub struct Forecast {
     pool: Average,
     kinds: Vec<Average>,
     sessions: Vec<(SessionKey, Average)>,
+    /// What other routers have observed of the pool, then of each kind; empty as long as nothing was heard.
+    heard: Vec<Evidence>,
     hasher: FixedState,
 }
 
@@ -43,6 +47,7 @@ pub struct Forecast {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Average {
     mean: f64,
+    /// All observations so far; beyond the average's memory more of them make it no surer.
     seen: f64,
 }
 
@@ -51,7 +56,12 @@ struct Average {
 pub(crate) struct Usual {
     pool: Average,
     kinds: Vec<(u16, Average)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    heard: Vec<Evidence>,
 }
+
+/// Number of classes of answers.
+pub(crate) const KINDS: u16 = (LENGTHS * LIMITS) as u16;
 
 /// The class that an answer is counted in.
 #[derive(Clone, Copy, Debug)]
@@ -73,13 +83,21 @@ impl Kind {
 
 impl Average {
     fn add(&mut self, value: f64, memory: f64) {
-        self.seen = (self.seen + 1.0).min(memory);
-        self.mean += (value - self.mean) / self.seen;
+        self.seen += 1.0;
+        self.mean += (value - self.mean) / self.seen.min(memory);
     }
 
+    fn evidence(&self, memory: f64) -> Evidence {
+        Evidence { mean: self.mean, weight: self.seen.min(memory) }
+    }
+}
+
+// === impl Evidence ===
+
+impl Evidence {
     /// The mean, weighted with `prior` as if that had been observed `doubt` times.
     fn over(&self, prior: f64, doubt: f64) -> f64 {
-        (self.mean * self.seen + prior * doubt) / (self.seen + doubt)
+        (self.mean * self.weight + prior * doubt) / (self.weight + doubt)
     }
 }
 
@@ -91,6 +109,7 @@ impl Default for Forecast {
             pool: Average::default(),
             kinds: vec![Average::default(); LENGTHS * LIMITS],
             sessions: Vec::new(),
+            heard: Vec::new(),
             hasher: FixedState::default(),
         }
     }
@@ -99,16 +118,18 @@ impl Default for Forecast {
 impl Forecast {
     /// Mean output tokens of the pool's answers.
     pub fn usual_tokens(&self) -> f64 {
-        self.pool.over(USUAL_TOKENS, 4.0)
+        self.pool.evidence(POOL_MEMORY).and(self.heard(None)).over(USUAL_TOKENS, 4.0)
     }
 
     /// Forecast output tokens of this request, at least 1.
     pub fn tokens(&self, request: &SchedulingRequest) -> u32 {
         let pool = self.usual_tokens();
-        let kind = self.kinds[usize::from(Kind::of(request).0)].over(pool, KIND_DOUBT);
+        let at = Kind::of(request).0;
+        let kind = self.kinds[usize::from(at)].evidence(KIND_MEMORY).and(self.heard(Some(at)));
+        let kind = kind.over(pool, KIND_DOUBT);
         let session = request.session.and_then(|session| {
             let (key, average) = self.sessions.get(self.slot(session))?;
-            (*key == session).then(|| average.over(kind, SESSION_DOUBT))
+            (*key == session).then(|| average.evidence(SESSION_MEMORY).over(kind, SESSION_DOUBT))
         });
         let max = request.output_tokens_max.unwrap_or(u32::MAX).max(1);
         (session.unwrap_or(kind).round() as u32).clamp(1, max)
@@ -131,15 +152,36 @@ impl Forecast {
         average.add(tokens, SESSION_MEMORY);
     }
 
+    /// The mean output tokens that this router has observed itself, of the pool and of each kind, and how many answers.
+    pub(crate) fn told(&self) -> impl Iterator<Item = (Option<u16>, f64, u32)> {
+        let kinds = (0..).map(Some).zip(&self.kinds);
+        let all = [(None, &self.pool)].into_iter().chain(kinds);
+        // The cast saturates.
+        all.map(|(kind, average)| (kind, average.mean, average.seen as u32))
+    }
+
+    /// What other routers have observed of the pool, or of a kind.
+    pub(crate) fn hear(&mut self, kind: Option<u16>, heard: Evidence) {
+        self.heard.resize(1 + usize::from(KINDS), Evidence::default());
+        if let Some(place) = self.heard.get_mut(kind.map_or(0, |kind| 1 + usize::from(kind))) {
+            *place = heard;
+        }
+    }
+
+    fn heard(&self, kind: Option<u16>) -> Evidence {
+        self.heard.get(kind.map_or(0, |kind| 1 + usize::from(kind))).copied().unwrap_or_default()
+    }
+
     /// All observations except those of single conversations.
     pub(crate) fn usual(&self) -> Usual {
         let kinds = (0..).zip(&self.kinds).filter(|(_, kind)| kind.seen > 0.0);
-        Usual { pool: self.pool, kinds: kinds.map(|(at, kind)| (at, *kind)).collect() }
+        let kinds = kinds.map(|(at, kind)| (at, *kind)).collect();
+        Usual { pool: self.pool, kinds, heard: self.heard.clone() }
     }
 
     /// Restores observations.
     pub(crate) fn resume(&mut self, usual: Usual) {
-        self.pool = usual.pool;
+        (self.pool, self.heard) = (usual.pool, usual.heard);
         for (at, average) in usual.kinds {
             if let Some(kind) = self.kinds.get_mut(usize::from(at)) {
                 *kind = average;

@@ -19,6 +19,7 @@ pub mod decision;
 pub mod disaggregation;
 pub mod endpoint;
 pub mod event;
+mod evidence;
 pub mod forecast;
 pub mod health;
 pub mod index;

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::evidence::Evidence;
 use crate::load::InFlight;
 use crate::time::Nanos;
 use crate::timing::{StepShape, TimingModel};
@@ -50,8 +51,22 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Factor {
     value: f64,
+    /// All samples so far; beyond [`SAMPLES_MAX`] more of them make it no surer.
     samples: u32,
+    /// What other routers have learned.
+    #[serde(default, skip_serializing_if = "Evidence::is_none")]
+    heard: Evidence,
 }
+
+/// A factor of an endpoint, or of all together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Prefill,
+    Decode,
+}
+
+/// Most samples that a factor counts as.
+pub(crate) const SAMPLES_MAX: u32 = 200;
 
 /// Largest factor; its inverse is the smallest.
 const FACTOR_MAX: f64 = 50.0;
@@ -127,6 +142,14 @@ impl Rates {
         SHOWN_TOKENS as f64 / self.prefill_s(SHOWN_TOKENS, SHOWN_TOKENS * (SHOWN_TOKENS + 1) / 2)
     }
 
+    /// The seconds that a factor is of: of a prefill of [`SHOWN_TOKENS`], of a decode step without sequences.
+    pub(crate) fn seconds(&self, part: Part) -> f64 {
+        match part {
+            Part::Prefill => SHOWN_TOKENS as f64 / self.shown_prefill_rate(),
+            Part::Decode => self.step_s,
+        }
+    }
+
     /// Seconds of a decode step with the work that is in flight now.
     pub fn shown_step_s(&self, in_flight: &InFlight) -> f64 {
         self.decode_step_s(in_flight.decoding(), in_flight.context_tokens)
@@ -137,7 +160,7 @@ impl Rates {
 
 impl Default for Factor {
     fn default() -> Self {
-        Self { value: 1.0, samples: 0 }
+        Self { value: 1.0, samples: 0, heard: Evidence::default() }
     }
 }
 
@@ -147,8 +170,8 @@ impl Factor {
             return;
         }
         let sample = sample.clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
-        let stride = 1.0 + 0.5 / (1.0 + f64::from(self.samples) / 8.0) + 0.02;
-        self.samples = self.samples.saturating_add(1).min(200);
+        let stride = 1.0 + 0.5 / (1.0 + f64::from(self.samples.min(SAMPLES_MAX)) / 8.0) + 0.02;
+        self.samples = self.samples.saturating_add(1);
         // Limited to the sample, to avoid oscillation around it.
         self.value = if sample > self.value {
             (self.value * stride).min(sample)
@@ -159,20 +182,31 @@ impl Factor {
 
     /// The factor; the pool's if there are no samples or the difference is within noise.
     pub(crate) fn or(&self, pool: &Self) -> f64 {
+        let alike = pool.alike();
         match self.own() {
-            own if own < pool.alike().start || own >= pool.alike().end => self.value,
-            _ => pool.value,
+            own if own < alike.start || own >= alike.end => self.value(),
+            _ => pool.value(),
         }
+    }
+
+    /// The factor, to which the samples of this router and those of others contribute by their numbers.
+    fn value(&self) -> f64 {
+        self.evidence().and(self.heard).mean
+    }
+
+    fn evidence(&self) -> Evidence {
+        Evidence { mean: self.value, weight: self.samples.min(SAMPLES_MAX).into() }
     }
 
     /// The factor in single precision, NaN without samples.
     fn own(&self) -> f32 {
-        if self.samples == 0 { f32::NAN } else { self.value as f32 }
+        if self.samples == 0 && self.heard.is_none() { f32::NAN } else { self.value() as f32 }
     }
 
     /// The factors of endpoints that use this one, their pool's.
     fn alike(&self) -> Range<f32> {
-        (self.value / ALIKE) as f32..(self.value * ALIKE) as f32
+        let value = self.value();
+        (value / ALIKE) as f32..(value * ALIKE) as f32
     }
 }
 
@@ -181,7 +215,29 @@ impl Factor {
 impl Pace {
     /// Whether enough answers have been measured for prefill speed.
     pub(crate) fn is_learned(&self) -> bool {
-        self.prefill.samples >= LEARNED_SAMPLES
+        let Evidence { weight, .. } = self.prefill.evidence().and(self.prefill.heard);
+        weight >= f64::from(LEARNED_SAMPLES)
+    }
+
+    /// A factor by this router's own samples, and their number.
+    pub(crate) fn told(&self, part: Part) -> (f64, u32) {
+        let factor = match part {
+            Part::Prefill => &self.prefill,
+            Part::Decode => &self.decode,
+        };
+        (factor.value, factor.samples)
+    }
+
+    /// What other routers have learned about a factor.
+    pub(crate) fn hear(&mut self, part: Part, heard: Evidence) {
+        let factor = match part {
+            Part::Prefill => &mut self.prefill,
+            Part::Decode => &mut self.decode,
+        };
+        // Rates of 0 have no factor.
+        let is_factor = heard.mean.is_finite();
+        let mean = heard.mean.clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
+        factor.heard = if is_factor { Evidence { mean, ..heard } } else { Evidence::default() };
     }
 
     /// Its factors for prefill and decoding in single precision, NaN without samples.
@@ -191,7 +247,7 @@ impl Pace {
 
     /// As the pace of a pool: its factors for prefill and decoding, and the range of those that count as the same.
     pub(crate) fn alike(&self) -> [(f64, Range<f32>); 2] {
-        [&self.prefill, &self.decode].map(|factor| (factor.value, factor.alike()))
+        [&self.prefill, &self.decode].map(|factor| (factor.value(), factor.alike()))
     }
 
     /// The rates of an endpoint with this pace, in a pool with pace `pool` and base rates `rates`.

@@ -269,6 +269,8 @@ impl Resolver {
         };
         let mut known = core::News { number: news.number, services: news.services, ..core::News::default() };
         known.shares = news.shares.into_iter().filter_map(|(name, share)| Some((id(name)?, share))).collect();
+        let learned = news.learned.into_iter();
+        known.learned = learned.filter_map(|(of, estimate)| Some((of.named(&mut id)?, estimate))).collect();
         if news.block_tokens == pool.router.block_tokens() {
             let prompts = news.prompts.into_iter();
             known.prompts =

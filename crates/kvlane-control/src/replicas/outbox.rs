@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
-use kvlane_core::replica::{Service, Share};
+use kvlane_core::replica::{Estimate, Service, Share, Subject};
 use kvlane_core::request::TenantKey;
 use kvlane_wire::replica::News;
 use tokio::sync::Notify;
@@ -21,6 +21,8 @@ const MARKS_MAX: usize = 1 << 15;
 const USAGES_MAX: usize = 1 << 14;
 /// Most services of tenants that wait, of one pool.
 const SERVICES_MAX: usize = 1 << 13;
+/// Most estimates that wait, of one pool: more than two for each of 10,000 endpoints.
+const LEARNED_MAX: usize = 1 << 15;
 /// Bytes of a mark in a frame.
 const MARK_BYTES: f64 = 8.0;
 /// Share of a second's bytes that marks leave to loads.
@@ -54,6 +56,7 @@ struct OfPool {
     number: u64,
     shares: BTreeMap<Arc<str>, Share>,
     services: BTreeMap<(i8, u8, Option<TenantKey>), Service>,
+    learned: BTreeMap<Subject<Arc<str>>, Estimate>,
     block_tokens: u32,
     prompts: VecDeque<(Arc<str>, Vec<BlockHash>)>,
     /// There is more than marks that had no room.
@@ -86,6 +89,11 @@ impl Outbox {
         for service in &news.services {
             if waiting.services.len() < SERVICES_MAX || waiting.services.contains_key(&account(service)) {
                 waiting.services.insert(account(service), *service);
+            }
+        }
+        for (of, estimate) in &news.learned {
+            if waiting.learned.len() < LEARNED_MAX || waiting.learned.contains_key(of) {
+                waiting.learned.insert(of.clone(), *estimate);
             }
         }
         let mut shed = 0;
@@ -149,7 +157,9 @@ impl Outbox {
                 let shares = std::mem::take(&mut waiting.shares).into_iter().collect();
                 let (number, block_tokens) = (waiting.number, waiting.block_tokens);
                 let services = std::mem::take(&mut waiting.services).into_values().collect();
-                news.push(News { pool: Arc::clone(pool), number, shares, services, block_tokens, prompts });
+                let learned = std::mem::take(&mut waiting.learned).into_iter().collect();
+                let pool = Arc::clone(pool);
+                news.push(News { pool, number, shares, services, learned, block_tokens, prompts });
             }
         }
         pools.retain(|_, waiting| !waiting.prompts.is_empty());
@@ -253,6 +263,27 @@ mod tests {
         outbox.put(&news(1, &[("a", 1), ("gone", 2)], 0), false);
         outbox.put(&news(2, &[("a", 3)], 0), true);
         assert_eq!(loads(&outbox.take(0).news[0]), [("a", 3)]);
+    }
+
+    #[test]
+    fn the_latest_estimates_win_and_are_bounded() {
+        let outbox = Outbox::default();
+        let learned = |number, endpoints: std::ops::Range<u32>| News {
+            learned: endpoints
+                .map(|n| {
+                    let estimate = Estimate { value: 1.0, observations: number as u32 };
+                    (Subject::Step(Some(n.to_string().into())), estimate)
+                })
+                .collect(),
+            ..news(number, &[], 0)
+        };
+        outbox.put(&learned(1, 0..3), true);
+        outbox.put(&learned(2, 1..2), true);
+        let taken = outbox.take(0).news;
+        let observations: Vec<u32> = taken[0].learned.iter().map(|(_, told)| told.observations).collect();
+        assert_eq!(observations, [1, 2, 1], "those that were not told again wait");
+        outbox.put(&learned(3, 0..LEARNED_MAX as u32 + 5), true);
+        assert_eq!(outbox.take(0).news[0].learned.len(), LEARNED_MAX);
     }
 
     #[test]

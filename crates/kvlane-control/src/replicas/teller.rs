@@ -65,15 +65,18 @@ pub(super) async fn tell(shared: Arc<Shared>) {
 
 /// News with the names of endpoints. Those that have left meanwhile have none.
 pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
-    let core::News { number, shares, services, prompts } = told;
+    let core::News { number, shares, services, learned, prompts } = told;
     let name = |id| pool.endpoint(id).map(|endpoint| Arc::clone(&endpoint.name));
     let shares = shares.into_iter().filter_map(|(id, share)| Some((name(id)?, share))).collect();
+    let learned =
+        learned.into_iter().filter_map(|(of, estimate)| Some((of.named(name)?, estimate))).collect();
     let prompts = prompts.into_iter().filter_map(|sent| Some((name(sent.endpoint)?, sent.marks))).collect();
     News {
         pool: pool.model.as_str().into(),
         number,
         shares,
         services,
+        learned,
         block_tokens: pool.router.block_tokens(),
         prompts,
     }

@@ -9,6 +9,7 @@
 //! Prompts are told by the hashes of every few blocks ([`crate::index::marks`]), which is a set that only grows and
 //! forgets: it has no order either.
 
+mod estimates;
 mod peers;
 
 use serde::{Deserialize, Serialize};
@@ -16,9 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
+use crate::rates::SAMPLES_MAX;
 use crate::request::TenantKey;
 use crate::time::Nanos;
 
+pub(crate) use estimates::Estimates;
 pub(crate) use peers::Peers;
 
 /// Time without news after which a router's requests in flight no longer count: its process has died, or cannot be
@@ -64,8 +67,31 @@ pub struct News {
     pub shares: Vec<(EndpointId, Share)>,
     /// The service of tenants where it has changed; of all if it was asked for all.
     pub services: Vec<Service>,
+    /// What it has learned from its own answers where that has changed. Told once a second at most.
+    pub learned: Vec<(Subject, Estimate)>,
     /// Prompts that it has sent.
     pub prompts: Vec<SentPrompt>,
+}
+
+/// What an estimate is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject<E = EndpointId> {
+    /// Seconds to prefill 4,096 tokens at an endpoint, or at any of the pool.
+    Prefill(Option<E>),
+    /// Seconds of a decode step without sequences, likewise.
+    Step(Option<E>),
+    /// Output tokens of the pool's answers, or of those of one [kind](crate::forecast::Kind).
+    Answer(Option<u16>),
+}
+
+/// What one router has learned from its own answers about one thing: not what it has heard, so that nothing counts twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Its estimate.
+    pub value: f64,
+    /// The observations that it has made so far.
+    pub observations: u32,
 }
 
 /// The prompt of a request that was sent to an endpoint.
@@ -91,6 +117,49 @@ pub struct PeerState {
 /// Context tokens, and their share, that an endpoint's load may change without being news.
 const CONTEXT_TOKENS: u64 = 512;
 const CONTEXT_SHARE: u64 = 16;
+
+/// Change of an estimate, and of the number of its observations, from which it is news.
+const ESTIMATE_CHANGE: f64 = 0.05;
+const OBSERVATIONS_CHANGE: f64 = 1.25;
+
+// === impl Subject ===
+
+impl<E> Subject<E> {
+    /// The endpoint that it is about.
+    pub fn endpoint(&self) -> Option<&E> {
+        match self {
+            Self::Prefill(endpoint) | Self::Step(endpoint) => endpoint.as_ref(),
+            Self::Answer(_) => None,
+        }
+    }
+
+    /// The same with the endpoint as another router, or a person, calls it; `None` if that is not known.
+    pub fn named<N>(self, name: impl FnOnce(E) -> Option<N>) -> Option<Subject<N>> {
+        Some(match self {
+            Self::Prefill(Some(endpoint)) => Subject::Prefill(Some(name(endpoint)?)),
+            Self::Step(Some(endpoint)) => Subject::Step(Some(name(endpoint)?)),
+            Self::Prefill(None) => Subject::Prefill(None),
+            Self::Step(None) => Subject::Step(None),
+            Self::Answer(kind) => Subject::Answer(kind),
+        })
+    }
+}
+
+// === impl Estimate ===
+
+impl Estimate {
+    /// Whether others should hear of this, if `told` is what they have heard.
+    pub(crate) fn is_news(&self, told: &Self) -> bool {
+        let more = f64::from(self.observations) > OBSERVATIONS_CHANGE * f64::from(told.observations);
+        let fewer = self.observations < told.observations;
+        let surer = self.observations < SAMPLES_MAX || told.observations < SAMPLES_MAX;
+        // A value without observations is an assumption.
+        let is_observed = self.observations > 0;
+        fewer
+            || is_observed && more && surer
+            || is_observed && (self.value - told.value).abs() > ESTIMATE_CHANGE * told.value
+    }
+}
 
 // === impl Share ===
 

@@ -71,6 +71,11 @@ impl Peers {
         }
     }
 
+    /// Whether this router was heard lately.
+    pub(crate) fn knows(&self, replica: ReplicaId) -> bool {
+        self.peers.contains_key(&replica)
+    }
+
     /// Forgets what routers have placed that have been silent for [`LEASE`].
     pub(crate) fn expire(&mut self, now: Nanos, pool: &mut Pool) {
         if self.review_at.is_none_or(|at| now < at) {

@@ -80,8 +80,8 @@ impl Router {
 
     /// Takes over the news of another router.
     pub fn hear(&self, now: Nanos, replica: ReplicaId, news: News, out: &mut Vec<Output>) {
-        let News { number, shares, services, prompts } = news;
-        self.step(now, Input::Heard { replica, number, shares, services }, out);
+        let News { number, shares, services, learned, prompts } = news;
+        self.step(now, Input::Heard { replica, number, shares, services, learned }, out);
         if prompts.is_empty() {
             return;
         }

@@ -104,6 +104,7 @@ impl Scheduler {
         if config.timing != self.config.timing {
             self.learning.set_base(config.timing.as_deref());
             self.pool.endpoints_mut().for_each(|endpoint| endpoint.pace = Default::default());
+            self.review_learned(now);
         }
         self.queue.set_len_max(config.queue_size as usize);
         self.receipts.set_kept_max(config.receipts as usize);

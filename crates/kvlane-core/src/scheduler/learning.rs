@@ -104,6 +104,10 @@ impl Learning {
         &self.pace
     }
 
+    pub(super) fn pace_mut(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
     /// Restores what was learned before.
     pub(super) fn resume(&mut self, pace: Pace, usual: Usual) {
         self.pace = pace;

@@ -11,7 +11,7 @@ use crate::decision::{Placement, Refused};
 use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
-use crate::replica::{ReplicaId, Service, Share};
+use crate::replica::{Estimate, ReplicaId, Service, Share, Subject};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
@@ -203,6 +203,9 @@ pub enum Input {
         /// How much it has served tenants.
         #[serde(default)]
         services: Vec<Service>,
+        /// What it has learned from its own answers.
+        #[serde(default)]
+        learned: Vec<(Subject, Estimate)>,
     },
     /// Only time has passed.
     Tick,

@@ -12,6 +12,7 @@ mod checkpoint;
 mod config;
 mod estimated_prefills;
 mod in_flight;
+mod learned;
 mod learning;
 mod messages;
 mod news;
@@ -48,6 +49,7 @@ use admission::Dequeued;
 use availability::AvailabilitySummary;
 use estimated_prefills::EstimatedPrefills;
 use in_flight::{InFlightRequest, InFlightTable, Turn};
+use learned::Learned;
 use learning::Learning;
 use news::Told;
 use shadow::Shadow;
@@ -77,6 +79,7 @@ pub struct Scheduler {
     shortlist: Shortlist,
     peers: Peers,
     told: Told,
+    learned: Learned,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
     queue_blocked: bool,
     /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
@@ -117,6 +120,7 @@ impl Scheduler {
             shortlist: Shortlist::default(),
             peers: Peers::default(),
             told: Told::default(),
+            learned: Learned::default(),
             queue_blocked: false,
             dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
@@ -143,6 +147,9 @@ impl Scheduler {
         let (changes_fleet, changes_availability) = (input.changes_fleet(), input.changes_availability());
         self.review_if_due(now, out);
         self.peers.expire(now, &mut self.pool);
+        if self.learned.is_due(now) {
+            self.review_learned(now);
+        }
         while let Some(request) = self.estimated_prefills.pop(now) {
             self.prefilled(request);
         }
@@ -159,6 +166,7 @@ impl Scheduler {
             Input::Assigned { endpoint, part } => self.assign(endpoint, part),
             Input::Left { endpoint } => {
                 self.pool.leave(endpoint);
+                self.learned.forget(endpoint);
                 self.splits.transfers.forget(endpoint);
                 self.review_parts();
             }
@@ -188,8 +196,8 @@ impl Scheduler {
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
-            Input::Heard { replica, number, shares, services } => {
-                self.heard(now, replica, number, &shares, &services);
+            Input::Heard { replica, number, shares, services, learned } => {
+                self.heard(now, (replica, number), &shares, &services, &learned);
             }
             Input::Tick => {}
         }

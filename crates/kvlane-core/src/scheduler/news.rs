@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::endpoint::EndpointId;
-use crate::replica::{News, PeerState, ReplicaId, Service, Share};
+use crate::replica::{Estimate, News, PeerState, ReplicaId, Service, Share, Subject};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -30,6 +30,9 @@ impl Scheduler {
         self.told.number += 1;
         news.number = self.told.number;
         news.services = self.queue.tell(all);
+        if all {
+            news.learned = self.tell_learned();
+        }
         for endpoint in self.pool.endpoints() {
             let placed_s = self.told.placed_s.get(endpoint.id).copied().unwrap_or(0.0);
             let share = Share { in_flight: endpoint.load.in_flight, placed_s };
@@ -45,14 +48,18 @@ impl Scheduler {
     pub(super) fn heard(
         &mut self,
         now: Nanos,
-        replica: ReplicaId,
-        number: u64,
+        (replica, number): (ReplicaId, u64),
         shares: &[(EndpointId, Share)],
         services: &[Service],
+        learned: &[(Subject, Estimate)],
     ) {
         // Endpoints may have room again.
         self.queue_blocked = false;
         self.queue.hear(replica, number, services);
+        if !self.peers.knows(replica) {
+            self.learned.tell_anew();
+        }
+        self.hear_learned(now, (replica, number), learned);
         let policy = &mut self.policy;
         let placed = |endpoint, work_s| policy.placed_elsewhere(now, endpoint, work_s);
         self.peers.hear(now, replica, number, shares, &mut self.pool, placed);

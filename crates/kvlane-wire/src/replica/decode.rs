@@ -6,13 +6,13 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{ReplicaId, Service, Share};
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
 use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 
 use super::frame::{
-    FRAME_BYTES_MAX, Frame, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
-    USAGES_MAX,
+    FRAME_BYTES_MAX, Frame, Hello, Learned, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News,
+    SHARES_MAX, USAGES_MAX,
 };
 use crate::grpc::{FrameError, Frames};
 use crate::protobuf::{Field, Invalid, checked_fields};
@@ -103,6 +103,10 @@ impl Decoder {
                     return Err(DecodeError::TooMany("services"));
                 }
                 (8, Field::Bytes(service)) => news.services.push(read_service(service)?),
+                (9, Field::Bytes(_)) if news.learned.len() == SHARES_MAX => {
+                    return Err(DecodeError::TooMany("estimates"));
+                }
+                (9, Field::Bytes(learned)) => news.learned.extend(self.read_learned(learned)?),
                 _ => {}
             }
         }
@@ -144,6 +148,35 @@ impl Decoder {
             return Err(DecodeError::Number("placed_s"));
         }
         Ok((self.name_of(endpoint)?, Share { in_flight: load, placed_s }))
+    }
+
+    /// An estimate; `None` if it is of something that only later versions know.
+    fn read_learned(&self, message: &[u8]) -> Result<Option<Learned>, DecodeError> {
+        let (mut of, mut endpoint, mut kind) = (0, 0_u64, 0_u64);
+        let mut estimate = Estimate::default();
+        for field in checked_fields(message) {
+            let (field, Field::Number(value)) = field? else { continue };
+            match field {
+                1 => of = value,
+                2 => endpoint = value,
+                3 => kind = value,
+                4 => estimate.value = f64::from_bits(value),
+                5 => estimate.observations = small("observations", value)?,
+                _ => {}
+            }
+        }
+        if !(estimate.value.is_finite() && estimate.value >= 0.0) {
+            return Err(DecodeError::Number("an estimate"));
+        }
+        let endpoint = endpoint.checked_sub(1).map(|place| self.name_of(place)).transpose()?;
+        let kind = kind.checked_sub(1).map(u16::try_from).transpose();
+        let subject = match of {
+            0 => Subject::Prefill(endpoint),
+            1 => Subject::Step(endpoint),
+            2 => Subject::Answer(kind.map_err(|_| DecodeError::Number("kind"))?),
+            _ => return Ok(None),
+        };
+        Ok(Some((subject, estimate)))
     }
 
     fn read_prompt(&self, message: &[u8]) -> Result<(Arc<str>, Vec<BlockHash>), DecodeError> {

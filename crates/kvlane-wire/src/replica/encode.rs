@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::{Service, Share};
+use kvlane_core::replica::{Estimate, Service, Share, Subject};
 
 use super::frame::{
     FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
@@ -31,6 +31,7 @@ struct Part<'a> {
     shares: Vec<(u64, &'a Share)>,
     prompts: Vec<(u64, &'a [BlockHash])>,
     services: &'a [Service],
+    learned: Vec<(Subject<u64>, &'a Estimate)>,
     marks: usize,
 }
 
@@ -85,6 +86,15 @@ impl Encoder {
         for services in services {
             Part { services, ..Part::default() }.write(news, out);
         }
+        for (subject, estimate) in &news.learned {
+            let name = subject.endpoint().filter(|name| name.len() <= NAME_BYTES_MAX);
+            let bytes = name.map_or(0, |name| name.len());
+            if part.learned.len() == SHARES_MAX || part.names_bytes + bytes > FRAME_NAMES_BYTES_MAX {
+                std::mem::take(&mut part).write(news, out);
+            }
+            let place = name.map(|name| self.place(name, news, &mut part, out));
+            part.learned.extend(subject.clone().named(|_| place).map(|subject| (subject, estimate)));
+        }
         for (name, marks) in news.prompts.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
             for marks in marks.chunks(MARKS_MAX / 2) {
                 let is_full = part.marks + marks.len() > MARKS_MAX || part.prompts.len() == SHARES_MAX;
@@ -137,6 +147,9 @@ impl Part<'_> {
                 for service in self.services {
                     message.message(8, |message| write_service(message, service));
                 }
+                for (subject, estimate) in &self.learned {
+                    message.message(9, |message| write_learned(message, subject, estimate));
+                }
                 for (endpoint, marks) in &self.prompts {
                     message.message(7, |message| {
                         number(message, 1, *endpoint);
@@ -171,6 +184,19 @@ fn write_service(message: &mut Message, service: &Service) {
     }
     number(message, 4, service.since.into());
     signed(message, 5, service.tokens);
+}
+
+fn write_learned(message: &mut Message, subject: &Subject<u64>, estimate: &Estimate) {
+    let (of, kind) = match subject {
+        Subject::Prefill(_) => (0, None),
+        Subject::Step(_) => (1, None),
+        Subject::Answer(kind) => (2, *kind),
+    };
+    number(message, 1, of);
+    number(message, 2, subject.endpoint().map_or(0, |endpoint| endpoint + 1));
+    number(message, 3, kind.map_or(0, |kind| 1 + u64::from(kind)));
+    message.fixed64(4, estimate.value.to_bits());
+    number(message, 5, estimate.observations.into());
 }
 
 /// Small numbers of either sign become small ones without.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::{ReplicaId, Service, Share};
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
 
 /// The version that is written here.
 pub const VERSION: u64 = 1;
@@ -17,7 +17,7 @@ pub const NAME_BYTES_MAX: usize = 1 << 10;
 
 /// Most bytes of all names of one stream.
 pub(super) const NAMES_BYTES_MAX: usize = 8 << 20;
-/// Most shares in one frame: of at most 66 bytes each.
+/// Most shares in one frame, and most estimates: of at most 66 bytes each.
 pub(super) const SHARES_MAX: usize = 1 << 11;
 /// Most marks in one frame: of 8 bytes each.
 pub(super) const MARKS_MAX: usize = 1 << 13;
@@ -25,6 +25,9 @@ pub(super) const MARKS_MAX: usize = 1 << 13;
 pub(super) const USAGES_MAX: usize = 1 << 11;
 /// Most bytes of names in one frame.
 pub(super) const FRAME_NAMES_BYTES_MAX: usize = 32 << 10;
+
+/// An estimate, with the name of its endpoint.
+pub type Learned = (Subject<Arc<str>>, Estimate);
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +68,8 @@ pub struct News {
     pub shares: Vec<(Arc<str>, Share)>,
     /// How much it has served tenants.
     pub services: Vec<Service>,
+    /// What it has learned from its own answers, with the names of endpoints.
+    pub learned: Vec<Learned>,
     /// Tokens of a block of `prompts`. Marks of other blocks are of no use.
     pub block_tokens: u32,
     /// The marks of prompts that were sent to endpoints, by their names.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{ReplicaId, Service, Share};
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
 use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 use proptest::prelude::*;
@@ -31,6 +31,7 @@ fn told(frames: Vec<Frame>) -> News {
         whole.block_tokens = whole.block_tokens.max(news.block_tokens);
         whole.shares.extend(news.shares);
         whole.services.extend(news.services);
+        whole.learned.extend(news.learned);
         for (name, marks) in news.prompts {
             match whole.prompts.last_mut() {
                 Some((last, before)) if *last == name => before.extend(marks),
@@ -65,14 +66,26 @@ fn services() -> impl Strategy<Value = Vec<Service>> {
     prop::collection::vec(service, 0..10)
 }
 
+fn learned() -> impl Strategy<Value = Vec<Learned>> {
+    let endpoint = || prop::option::of("[a-f]{1,3}".prop_map(Arc::from));
+    let subject = prop_oneof![
+        endpoint().prop_map(Subject::Prefill),
+        endpoint().prop_map(Subject::Step),
+        any::<Option<u16>>().prop_map(Subject::Answer),
+    ];
+    let estimate = (0.0f64..1e12, any::<u32>());
+    let estimate = estimate.prop_map(|(value, observations)| Estimate { value, observations });
+    prop::collection::vec((subject, estimate), 0..10)
+}
+
 fn news() -> impl Strategy<Value = News> {
     let marks = prop::collection::vec(any::<u64>().prop_map(BlockHash), 1..50);
     let prompts = prop::collection::btree_map("[a-f]{1,3}", marks, 0..6);
-    ("[a-z/]{0,9}", any::<u64>(), shares(), services(), 1u32.., prompts).prop_map(
-        |(pool, number, shares, services, tokens, prompts)| {
+    ("[a-z/]{0,9}", any::<u64>(), shares(), services(), learned(), 1u32.., prompts).prop_map(
+        |(pool, number, shares, services, learned, tokens, prompts)| {
             let prompts: Vec<_> = prompts.into_iter().map(|(name, marks)| (name.into(), marks)).collect();
             let block_tokens = if prompts.is_empty() { 0 } else { tokens };
-            News { pool: pool.into(), number, shares, services, block_tokens, prompts }
+            News { pool: pool.into(), number, shares, services, learned, block_tokens, prompts }
         },
     )
 }
@@ -106,7 +119,7 @@ proptest! {
         decoder.push(bytes.clone().into());
         while let Ok(Some(_)) = decoder.frame() {}
         // As the content of a frame, of news, of a share, of a prompt and so on: random bytes seldom get that far.
-        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[2, 8], &[3], &[3, 4]] {
+        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[2, 8], &[2, 9], &[3], &[3, 4]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
@@ -189,7 +202,8 @@ fn much_news_is_written_in_several_frames_and_a_full_list_of_names_begins_anew()
 fn an_endpoint_whose_name_is_too_long_is_left_out() {
     let long: Arc<str> = "x".repeat(NAME_BYTES_MAX + 1).into();
     let prompts = vec![(Arc::clone(&long), vec![BlockHash(1)])];
-    let news = News { shares: vec![(long, Share::default())], prompts, ..News::default() };
+    let learned = vec![(Subject::Step(Some(Arc::clone(&long))), Estimate::default())];
+    let news = News { shares: vec![(long, Share::default())], learned, prompts, ..News::default() };
     let mut wire = Vec::new();
     Encoder::default().news(&news, &mut wire);
     assert_eq!(decoded(wire), [Frame::News(News::default())]);
@@ -218,7 +232,7 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
         });
         message.number(77, 1);
     });
-    frame(&mut wire, |message| message.message(3, |budgets| budgets.number(1, 500)));
+    frame(&mut wire, |message| message.message(4, |breakers| breakers.number(1, 500)));
     frame(&mut wire, |message| {
         message.message(2, |news| {
             news.bytes(1, b"m");
@@ -230,6 +244,16 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
                 share.bytes(22, b"by tenant");
             });
             news.message(19, |more| more.number(1, 1));
+            news.message(9, |learned| {
+                learned.number(1, 3);
+                learned.fixed64(4, 0.5_f64.to_bits());
+            });
+            news.message(9, |learned| {
+                learned.number(2, 1);
+                learned.fixed64(4, 0.5_f64.to_bits());
+                learned.number(5, 8);
+                learned.number(24, 1);
+            });
             news.number(6, 16);
             news.message(7, |prompt| {
                 prompt.bytes(2, &9u64.to_le_bytes());
@@ -246,6 +270,7 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
         pool: "m".into(),
         number: 4,
         shares: vec![("http://a".into(), share)],
+        learned: vec![(Subject::Prefill(Some("http://a".into())), Estimate { value: 0.5, observations: 8 })],
         block_tokens: 16,
         prompts: vec![("http://a".into(), vec![BlockHash(9)])],
         ..News::default()
@@ -272,6 +297,15 @@ fn what_cannot_be_true_is_an_error() {
         assert_eq!(error(|news| named(news, 8, placed_s.to_bits())), DecodeError::Number("placed_s"));
     }
     assert_eq!(error(|news| named(news, 2, 1 << 32)), DecodeError::Number("requests"));
+    let learned = |field, value| error(|news| news.message(9, |learned| learned.fixed64(field, value)));
+    for value in [f64::NAN, f64::INFINITY, -1.0] {
+        assert_eq!(learned(4, value.to_bits()), DecodeError::Number("an estimate"));
+    }
+    assert_eq!(learned(2, 9), DecodeError::NoName(8));
+    assert_eq!(learned(5, 1 << 32), DecodeError::Number("observations"));
+    let kind =
+        |learned: &mut Message| [(1, 2), (3, 70_000)].map(|(field, value)| learned.number(field, value));
+    assert_eq!(error(|news| news.message(9, |learned| _ = kind(learned))), DecodeError::Number("kind"));
     assert_eq!(error(|news| news.bytes(1, &[0xff])), DecodeError::Name);
     assert_eq!(error(|news| news.bytes(4, &[b'x'; NAME_BYTES_MAX + 1])), DecodeError::Name);
     let many = |news: &mut Message| {
@@ -279,6 +313,8 @@ fn what_cannot_be_true_is_an_error() {
         (0..=SHARES_MAX).for_each(|_| news.message(5, |_| ()));
     };
     assert_eq!(error(many), DecodeError::TooMany("shares"));
+    let many = |news: &mut Message| (0..=SHARES_MAX).for_each(|_| news.message(9, |_| ()));
+    assert_eq!(error(many), DecodeError::TooMany("estimates"));
     let names = |news: &mut Message| (0..=NAMES_MAX).for_each(|_| news.bytes(4, b""));
     assert_eq!(error(names), DecodeError::TooMany("names"));
     assert_eq!(
