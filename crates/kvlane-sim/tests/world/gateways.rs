@@ -2,6 +2,7 @@
 
 use kvlane_core::load::InFlight;
 use kvlane_core::replica::LEASE;
+use kvlane_core::router::Router;
 use kvlane_core::scheduler::TOKENS_TOLD;
 use kvlane_core::time::Nanos;
 use kvlane_sim::fault::{Fault, Side};
@@ -166,6 +167,35 @@ fn a_gateway_that_dies_loses_its_streams_and_its_other_requests_are_sent_again()
     assert!(view_error(&world, back + heard + heard, run.end) <= usual, "its successor knows all loads");
     assert!(world.exchanged().snapshot_marks > 0, "and the prompts of others");
     assert_eq!(world.routers().count(), 3);
+}
+
+/// Invariant: A gateway that starts reckons with the speed of engines that others have learned.
+#[test]
+fn a_gateway_that_starts_reckons_with_the_rates_that_others_have_learned() {
+    let trace = conversations(200, 5);
+    let back = Nanos::from_secs(500);
+    let rates = |exchange| {
+        let slow = |endpoint| Fault::Slow { at: Nanos::ZERO, endpoint, factor: 3.0, until: None };
+        let death = Fault::GatewayDeath { at: Nanos::from_secs(20), gateway: 1, back_at: Some(back) };
+        let faults = (0..2).map(slow).chain([death]).collect();
+        let (run, mut world) = run(WorldConfig { faults, ..gateways(2, exchange) }, &trace);
+        assert!(run.end < back, "its successor has no answers of its own");
+        world.rest(back + Nanos::from_secs(3) - run.end);
+        let of = |router: &Router| {
+            router.read(|scheduler| {
+                let endpoints = scheduler.pool().endpoints();
+                endpoints.map(|endpoint| scheduler.rates(endpoint).step_s).collect::<Vec<_>>()
+            })
+        };
+        world.routers().map(of).collect::<Vec<_>>()
+    };
+    let told = rates(Some(EXCHANGE));
+    assert!(told[0][2..].iter().all(|fast| *fast < 0.5 * told[0][0].min(told[0][1])), "{told:?}");
+    for (old, new) in told[0].iter().zip(&told[1]) {
+        assert!((new / old - 1.0).abs() < 0.02, "{told:?}");
+    }
+    let alone = rates(None);
+    assert!(alone[1].iter().all(|step_s| *step_s == alone[1][0]), "it assumes the same of all: {alone:?}");
 }
 
 #[test]
