@@ -178,6 +178,7 @@ e2e-ray: cargo
 e2e-replicas: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/replicas/test_replicas.py -v
+	python3 e2e/replicas/test_vllm.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
