@@ -67,6 +67,8 @@ pub struct Lookups {
 
 /// Requests that are kept for each cell, to be added to its news: the oldest ones are left out.
 const SENT_MAX: usize = 1 << 16;
+/// Marks for which a sketch has room at least: the front tier adds those of what it sends, also to the sketch of an empty cell.
+const MARKS_MIN: usize = 1 << 15;
 
 /// The front tier.
 pub(super) struct Front {
@@ -167,7 +169,7 @@ impl Known {
     fn of(routers: &[&Router], at: Nanos, size: sketch::Config) -> Self {
         let prompts = routers.iter().flat_map(|router| router.tell_marks());
         let marks: HashSet<BlockHash, FixedState> = prompts.flat_map(|prompt| prompt.marks).collect();
-        let mut sketch = Sketch::new(size, marks.len());
+        let mut sketch = Sketch::new(size, marks.len().max(MARKS_MIN));
         marks.iter().for_each(|mark| sketch.insert(*mark));
         Self { at, sketch, marks }
     }
