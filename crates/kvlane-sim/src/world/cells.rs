@@ -349,7 +349,7 @@ impl World {
             Telling::Sketch => {
                 let Sketches { every, size } = config.sketches?;
                 if !self.gateways.has_exchange() {
-                    // Nobody else takes their news, which would fill up.
+                    // Marks that are not told are kept up to a limit, and later ones are lost.
                     routers.iter().for_each(|router| _ = router.tell(false));
                 }
                 Some((CellNews::Known(Known::of(&routers, now, size)), every))
