@@ -301,6 +301,25 @@ fn a_partition_of_gateways_loses_only_what_the_dead_one_had_begun() {
     assert!(ratio("ttft_mean_s") < 0.95 && ratio("cached_share") > 1.05, "{rows:?}");
 }
 
+/// Nothing is published of cells: docs/scale.md has their figures.
+#[test]
+fn a_sketch_of_each_cell_is_as_good_as_one_fleet_where_conversations_do_not_tell_what_is_shared() {
+    let rows = simulate("cells-documents", "rate");
+    let of = |arm: &str, figure: &str| at(&rows, arm, 100.0).simulated(figure);
+    let mut findings = Findings::default();
+    let (one, sketch) = (of("one fleet", "cached_share"), of("cells, sketch", "cached_share"));
+    findings.check(sketch >= 0.98 * one, format!("a sketch: {sketch:.3} cached, one fleet {one:.3}"));
+    let (one, sketch) = (of("one fleet", "ttft_mean_s"), of("cells, sketch", "ttft_mean_s"));
+    findings.check(sketch <= one / 0.95, format!("a sketch: {sketch:.4} s, one fleet {one:.4} s"));
+    for arm in ["cells, no sketch", "cells, by conversation", "cells, in turns"] {
+        let cached = of(arm, "cached_share");
+        findings.check(cached < 0.7, format!("{arm}: {cached:.3} cached"));
+    }
+    let false_share = of("cells, sketch", "false_hit_share");
+    findings.check(false_share < 0.06, format!("{false_share:.3} of lookups find too much"));
+    findings.none();
+}
+
 /// A scenario that is not named above would not be tested.
 #[test]
 fn every_scenario_that_comes_with_kvlane_is_held_here() {
