@@ -95,7 +95,8 @@ fn what_gateways_told_of_ended_requests_is_gone_however_news_travelled() {
     let trace = conversations(60, 7);
     let bad = Exchange { jitter: Nanos::from_millis(300), lost: 0.4, duplicated: 0.3, ..EXCHANGE };
     let (_, mut world) = with(4, Some(bad), false, &trace);
-    world.rest(LEASE);
+    // Everything is told each second, and four of ten news are lost.
+    world.rest(Nanos(8 * LEASE.0));
     for router in world.routers() {
         router.read(|scheduler| {
             assert!(scheduler.pool().endpoints().all(|endpoint| endpoint.elsewhere == InFlight::default()));
