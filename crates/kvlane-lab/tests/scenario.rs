@@ -166,6 +166,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                 kv_events_duplicated: kv.3,
                 gateways: news.0,
                 exchange_interval_s: news.1,
+                exchange_gap_s: news.1,
                 exchange_delay_s: news.2,
                 exchange_jitter_s: news.3,
                 exchange_lost: news.4,

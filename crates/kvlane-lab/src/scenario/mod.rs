@@ -151,6 +151,8 @@ pub struct Arm {
     pub gateways: u16,
     /// Seconds between two news that each of them tells the others; `null` if they tell nothing.
     pub exchange_interval_s: Option<f64>,
+    /// Least seconds between two news, if a request was placed in between; `null`: as `exchange_interval_s`.
+    pub exchange_gap_s: Option<f64>,
     /// Seconds until others have heard.
     pub exchange_delay_s: f64,
     /// Maximum additional seconds, drawn for each news and hearer.
@@ -247,6 +249,7 @@ impl Arm {
             kv_events_duplicated: 0.0,
             gateways: 1,
             exchange_interval_s: Some(0.02),
+            exchange_gap_s: None,
             exchange_delay_s: 0.001,
             exchange_jitter_s: 0.0,
             exchange_lost: 0.0,
@@ -287,12 +290,12 @@ impl Arm {
             return Err(RunError::Policies(format!("`{}`: {why}", self.arm)));
         }
         let interval = |secs| (REPORT_INTERVAL_MIN_S..1e6).contains(&secs);
-        let intervals = [self.report_interval_s, self.exchange_interval_s];
+        let intervals = [self.report_interval_s, self.exchange_interval_s, self.exchange_gap_s];
         if delays.into_iter().all(span) && intervals.into_iter().flatten().all(interval) {
             return Ok(());
         }
         let why = format!(
-            "`{}`: delays must be at least 0 s, and report_interval_s and exchange_interval_s at least 0.001",
+            "`{}`: delays must be at least 0 s, and report_interval_s, exchange_interval_s and exchange_gap_s at least 0.001",
             self.arm
         );
         Err(RunError::Policies(why))
@@ -319,6 +322,7 @@ struct ArmMap {
     gateways: Option<u16>,
     #[serde(default, deserialize_with = "given")]
     exchange_interval_s: Option<Option<f64>>,
+    exchange_gap_s: Option<f64>,
     exchange_delay_s: Option<f64>,
     exchange_jitter_s: Option<f64>,
     exchange_lost: Option<f64>,
@@ -388,6 +392,7 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
                     gateways: map.gateways.unwrap_or(plain.gateways),
                     exchange_interval_s: map.exchange_interval_s.unwrap_or(plain.exchange_interval_s),
+                    exchange_gap_s: map.exchange_gap_s.or(plain.exchange_gap_s),
                     exchange_delay_s: map.exchange_delay_s.unwrap_or(plain.exchange_delay_s),
                     exchange_jitter_s: map.exchange_jitter_s.unwrap_or(plain.exchange_jitter_s),
                     exchange_lost: map.exchange_lost.unwrap_or(plain.exchange_lost),
