@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_core::limit;
 use kvlane_core::replica::{LEASE, ReplicaId};
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::Fleet;
 
@@ -28,7 +29,11 @@ pub trait Limits: Send + Sync {
 
 /// The other replicas.
 #[derive(Debug, Default)]
-pub struct Replicas(Mutex<State>);
+pub struct Replicas {
+    state: Mutex<State>,
+    /// Notified when a request is placed, which the others should hear of soon.
+    pub placed: Arc<Notify>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -181,7 +186,7 @@ impl Replicas {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

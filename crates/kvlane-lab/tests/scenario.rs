@@ -176,6 +176,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                 cell_load_interval_s: told.1,
                 cell_delay_s: told.2,
                 exchange_interval_s: news.1,
+                exchange_gap_s: news.1,
                 exchange_delay_s: news.2,
                 exchange_jitter_s: news.3,
                 exchange_lost: news.4,

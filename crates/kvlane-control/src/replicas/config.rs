@@ -18,7 +18,8 @@ section! {
         pub peers: Vec<String> = Vec::new(), in 0..=256;
         /// Only replicas with the same name exchange news.
         pub cluster: String = "kvlane".into();
-        /// Time between two messages to each replica, if there is news.
+        /// Longest time that news waits before it is told. Placements are told sooner: after 2 ms, or later while the exchange
+        /// takes more than a twentieth of the CPU time of the rest of the gateway and two per cent of a core.
         #[serde(with = "humantime_serde")]
         pub interval: Duration = Duration::from_millis(20),
             in Duration::from_millis(5)..=Duration::from_millis(500);

@@ -198,7 +198,7 @@ async fn tell(
     let mut paced = pace.subscribe();
     loop {
         outbox.filled().await;
-        sleep(budget.pause(Instant::now())).await;
+        budget.wait().await;
         flows(&mut paced).await;
         writable(stream).await?;
         let room = pace.borrow().room();

@@ -226,7 +226,7 @@ async fn snapshot(shared: &Shared, respond: &mut SendResponse<Bytes>) -> Result<
                 budget.spend(Instant::now(), bytes.len());
                 shared.count("sent", bytes.len());
                 send(&mut stream, bytes.into()).await?;
-                sleep(budget.pause(Instant::now())).await;
+                budget.wait().await;
             }
         }
     }

@@ -3,8 +3,8 @@
 //!
 //! Each replica connects to each other one, tells its own news on that connection, and hears on those that the others
 //! have opened: HTTP/2, with TLS in both directions if certificates are configured. [`members`] finds the addresses;
-//! [`teller`] takes the news of all pools every few milliseconds and puts it into an [`outbox`] for each connection,
-//! where later news replaces earlier; [`dial`] keeps the connections and sends; [`listen`] hears. A replica that is slow
+//! [`teller`] takes the news of all pools soon after each placement, as often as its cost allows ([`gap`]), and puts it into an
+//! [`outbox`] for each connection, where later news replaces earlier; [`dial`] keeps the connections and sends; [`listen`] hears. A replica that is slow
 //! or gone delays nothing but its own news.
 //!
 //! A replica that starts asks the first one that is older for the marks of all prompts that it knows.
@@ -12,6 +12,7 @@
 mod complaints;
 pub mod config;
 mod dial;
+mod gap;
 mod listen;
 mod members;
 mod outbox;

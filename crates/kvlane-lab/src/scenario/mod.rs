@@ -163,6 +163,8 @@ pub struct Arm {
     pub cell_delay_s: f64,
     /// Seconds between two news that each of them tells the others; `null` if they tell nothing.
     pub exchange_interval_s: Option<f64>,
+    /// Least seconds between two news, if a request was placed in between; `null`: as `exchange_interval_s`.
+    pub exchange_gap_s: Option<f64>,
     /// Seconds until others have heard.
     pub exchange_delay_s: f64,
     /// Maximum additional seconds, drawn for each news and hearer.
@@ -269,6 +271,7 @@ impl Arm {
             cell_load_interval_s: 0.1,
             cell_delay_s: 0.05,
             exchange_interval_s: Some(0.02),
+            exchange_gap_s: None,
             exchange_delay_s: 0.001,
             exchange_jitter_s: 0.0,
             exchange_lost: 0.0,
@@ -317,6 +320,7 @@ impl Arm {
         let intervals = [
             self.report_interval_s,
             self.exchange_interval_s,
+            self.exchange_gap_s,
             self.sketch_interval_s,
             Some(self.cell_load_interval_s),
         ];
@@ -324,8 +328,8 @@ impl Arm {
             return Ok(());
         }
         let why = format!(
-            "`{}`: delays must be at least 0 s, and report_interval_s, exchange_interval_s, sketch_interval_s and \
-             cell_load_interval_s at least 0.001",
+            "`{}`: delays must be at least 0 s, and report_interval_s, exchange_interval_s, exchange_gap_s, \
+             sketch_interval_s and cell_load_interval_s at least 0.001",
             self.arm
         );
         Err(RunError::Policies(why))
@@ -359,6 +363,7 @@ struct ArmMap {
     cell_delay_s: Option<f64>,
     #[serde(default, deserialize_with = "given")]
     exchange_interval_s: Option<Option<f64>>,
+    exchange_gap_s: Option<f64>,
     exchange_delay_s: Option<f64>,
     exchange_jitter_s: Option<f64>,
     exchange_lost: Option<f64>,
@@ -434,6 +439,7 @@ impl<'de> Deserialize<'de> for Arm {
                     cell_load_interval_s: map.cell_load_interval_s.unwrap_or(plain.cell_load_interval_s),
                     cell_delay_s: map.cell_delay_s.unwrap_or(plain.cell_delay_s),
                     exchange_interval_s: map.exchange_interval_s.unwrap_or(plain.exchange_interval_s),
+                    exchange_gap_s: map.exchange_gap_s.or(plain.exchange_gap_s),
                     exchange_delay_s: map.exchange_delay_s.unwrap_or(plain.exchange_delay_s),
                     exchange_jitter_s: map.exchange_jitter_s.unwrap_or(plain.exchange_jitter_s),
                     exchange_lost: map.exchange_lost.unwrap_or(plain.exchange_lost),

@@ -312,6 +312,7 @@ impl Arm {
     fn gateways(&self) -> GatewaysConfig {
         let exchange = self.exchange_interval_s.map(|interval_s| Exchange {
             every: Nanos::from_secs_f64(interval_s),
+            gap: Nanos::from_secs_f64(self.exchange_gap_s.unwrap_or(interval_s)),
             delay: Nanos::from_secs_f64(self.exchange_delay_s),
             jitter: Nanos::from_secs_f64(self.exchange_jitter_s),
             lost: self.exchange_lost,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::{EndpointId, Pool};
 use kvlane_core::event::KvEvent;
-use kvlane_core::replica::{News, ReplicaId};
+use kvlane_core::replica::{ALL_EVERY, News, ReplicaId};
 use kvlane_core::request::RequestId;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router};
@@ -40,8 +40,10 @@ pub struct GatewaysConfig {
 /// How gateways tell each other what they place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
-    /// Time between two news of a gateway.
+    /// Longest time between two news of a gateway.
     pub every: Nanos,
+    /// Shortest time between two news: a placement is told when it has passed. As long as `every`: news comes regularly.
+    pub gap: Nanos,
     /// Shortest time from telling to hearing.
     pub delay: Nanos,
     /// Longest time in addition, uniformly drawn: news overtake each other.
@@ -68,9 +70,6 @@ pub struct Sample {
     /// Number of changes of any ledger so far, at least.
     pub changes: u64,
 }
-
-/// Time between two news that tell all loads, so that what was lost is made up for.
-const ALL_EVERY: Nanos = Nanos::from_secs(1);
 
 /// The gateways' routers.
 pub(super) struct Gateways {
@@ -103,6 +102,9 @@ struct Gateway {
     deaths: u32,
     /// When it is to tell all loads next.
     all_at: Nanos,
+    /// When it has told last, and tells next.
+    told_at: Nanos,
+    tells_at: Nanos,
 }
 
 /// A change of the endpoints.
@@ -177,7 +179,8 @@ impl Gateways {
             Nanos::ZERO => Nanos::ZERO,
             Nanos(skew) => Nanos((skew as f64 * self.clocks.unit()) as u64),
         };
-        Gateway { router, replica, ahead, deaths: 0, all_at: Nanos::ZERO }
+        let never = Nanos::ZERO;
+        Gateway { router, replica, ahead, deaths: 0, all_at: never, told_at: never, tells_at: never }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -249,6 +252,27 @@ impl Gateways {
     /// Time between two news of a gateway, if there is an exchange.
     pub(super) fn exchange_every(&self) -> Option<Nanos> {
         self.exchange.map(|exchange| exchange.every)
+    }
+
+    /// The time at which a gateway is to tell what it has placed, if that is before its next news.
+    fn tells_sooner(&mut self, gateway: usize, now: Nanos) -> Option<Nanos> {
+        let gap = self.exchange?.gap;
+        let gateway = &mut self.gateways[gateway];
+        let at = now.max(gateway.told_at + gap);
+        (at < gateway.tells_at).then(|| {
+            gateway.tells_at = at;
+            at
+        })
+    }
+
+    /// The time at which a gateway tells next; none if it is not to tell now.
+    fn tells_again(&mut self, gateway: usize, now: Nanos) -> Option<Nanos> {
+        let every = self.exchange?.every;
+        let gateway = &mut self.gateways[gateway];
+        (gateway.tells_at == now).then(|| {
+            (gateway.told_at, gateway.tells_at) = (now, now + every);
+            gateway.tells_at
+        })
     }
 
     /// A gateway tells its news. News that are lost, or told twice, are drawn.
@@ -337,7 +361,8 @@ impl Gateways {
 
     /// A gateway starts where one has died: it knows the endpoints by the same ids, and the prompts that another one knows.
     fn start(&mut self, place: usize, now: Nanos, config: &router::Config, out: &mut Vec<Output>) {
-        let gateway = self.fresh(config, place);
+        let mut gateway = self.fresh(config, place);
+        gateway.tells_at = self.gateways[place].tells_at;
         let (router, time) = (&gateway.router, now + gateway.ahead);
         for change in &self.changes {
             match change {
@@ -492,22 +517,32 @@ impl World {
             let count = self.gateways.count() as u64;
             // They have not begun at the same moment.
             let at = |n| Nanos(every.0 / count * n);
-            (0..count).for_each(|n| self.clock.schedule(at(n), Event::Exchange { gateway: n as u16 }));
+            for n in 0..count {
+                self.gateways.gateways[n as usize].tells_at = at(n);
+                self.clock.schedule(at(n), Event::Exchange { gateway: n as u16 });
+            }
         }
         if let Some(every) = self.config.gateways.sample_every {
             self.clock.schedule(every, Event::Sample);
         }
     }
 
-    /// A gateway tells the others its news, and will again.
+    /// A gateway has placed a request, of which the others are to hear soon.
+    pub(super) fn placed(&mut self, gateway: usize) {
+        let now = self.now();
+        if let Some(at) = self.gateways.tells_sooner(gateway, now) {
+            self.clock.schedule(at, Event::Exchange { gateway: gateway as u16 });
+        }
+    }
+
+    /// A gateway tells the others its news, and will again, unless it has told them before.
     pub(super) fn exchange(&mut self, gateway: u16) {
         let (now, from) = (self.now(), self.gateways.replica(gateway.into()));
+        let Some(next) = self.gateways.tells_again(gateway.into(), now) else { return };
         for Letter { at, to, news } in self.gateways.tell(gateway.into(), now, &mut self.rng) {
             self.clock.schedule(at, Event::News { to, from, news });
         }
-        if let Some(every) = self.gateways.exchange_every() {
-            self.clock.schedule(now + every, Event::Exchange { gateway });
-        }
+        self.clock.schedule(next, Event::Exchange { gateway });
     }
 
     /// Takes a sample, and will again.

@@ -341,6 +341,9 @@ impl Play<'_, '_> {
             "a request is dispatched once at a time"
         );
         self.world.ledger_changes += LEGS_MAX;
+        if let Some(gateway) = flight.map(|flight| flight.gateway) {
+            self.world.placed(gateway);
+        }
         self.outcome(request).endpoint = Some(node as u16);
         match placement.prefill {
             None => self.send(request, Stage::Answer, node),

@@ -12,6 +12,7 @@ use super::{EVENTS, OPEN, check, config, conversations, play};
 
 const EXCHANGE: Exchange = Exchange {
     every: Nanos::from_millis(20),
+    gap: Nanos::from_millis(20),
     delay: Nanos::from_millis(1),
     jitter: Nanos::ZERO,
     lost: 0.0,
