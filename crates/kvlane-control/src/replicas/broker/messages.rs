@@ -52,7 +52,7 @@ impl Subjects {
         &self.greeting
     }
 
-    /// To which nobody subscribes: the broker says so at once.
+    /// A subject without subscribers, which the broker answers at once.
     pub(super) fn ping(&self) -> &str {
         &self.ping
     }

@@ -274,7 +274,7 @@ impl Exchange {
     }
 }
 
-/// Whether nobody has subscribed to the subject of a request: the broker itself answers so.
+/// Whether the broker itself answers, because the subject of the request has no subscriber.
 fn is_unheard(answer: &Message) -> bool {
     answer.status == Some(StatusCode::NO_RESPONDERS)
 }
