@@ -8,14 +8,13 @@ use async_nats::{Message, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use kvlane_core::replica::ReplicaId;
-use kvlane_wire::replica::{Decoder, Hello};
+use kvlane_wire::replica::Hello;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::super::Shared;
 use super::super::listen::{self, Resolver};
-use super::super::stream::Ended;
-use super::messages::read;
+use super::messages::{complain, opened};
 use super::{Exchange, PAUSE_MAX, snapshot};
 
 /// Most replicas that are asked for a snapshot, if they are older.
@@ -79,27 +78,6 @@ fn hear_news(shared: &Shared, message: Bytes, resolver: &mut Resolver) -> Option
                 return Some(peer);
             }
         }
-    }
-}
-
-/// Reads who has sent a message, another replica that may take part; its other frames follow. Logs, now and then, what is none.
-pub(super) fn opened(shared: &Shared, message: Bytes) -> Option<(Hello, Decoder)> {
-    let (peer, frames) = read(message).inspect_err(|problem| complain(shared, problem)).ok()?;
-    if peer.replica == shared.own {
-        return None;
-    }
-    if let Err(problem) = listen::admit(shared, &peer) {
-        if let Some(not_logged) = shared.refused.due(Instant::now()) {
-            tracing::warn!(problem, not_logged, "replica at the broker refused");
-        }
-        return None;
-    }
-    Some((peer, frames))
-}
-
-fn complain(shared: &Shared, problem: &Ended) {
-    if let Some(not_logged) = shared.broken.due(Instant::now()) {
-        tracing::warn!(%problem, not_logged, "message at the broker is none of a replica");
     }
 }
 

@@ -6,9 +6,11 @@ use bytes::Bytes;
 use kvlane_core::replica::ReplicaId;
 use kvlane_fleet::replicas::shown;
 use kvlane_wire::replica::{Decoder, Encoder, Frame, Hello, hello, limit};
+use tokio::time::Instant;
 
 use super::super::outbox::Taken;
 use super::super::stream::Ended;
+use super::super::{Shared, listen};
 
 /// Largest message, unless one entry is larger. A NATS server allows 1 MiB if it is not told otherwise.
 pub(super) const BYTES_MAX: usize = 256 << 10;
@@ -152,6 +154,28 @@ pub(super) fn read(message: Bytes) -> Result<(Hello, Decoder), Ended> {
     match decoder.frame()? {
         Some(Frame::Hello(sender)) => Ok((sender, decoder)),
         _ => Err(Ended::NoHello),
+    }
+}
+
+/// Reads who has sent a message, another replica that may take part; its other frames follow. Logs, now and then, what is none.
+pub(super) fn opened(shared: &Shared, message: Bytes) -> Option<(Hello, Decoder)> {
+    let (peer, frames) = read(message).inspect_err(|problem| complain(shared, problem)).ok()?;
+    if peer.replica == shared.own {
+        return None;
+    }
+    if let Err(problem) = listen::admit(shared, &peer) {
+        if let Some(not_logged) = shared.refused.due(Instant::now()) {
+            tracing::warn!(problem, not_logged, "replica at the broker refused");
+        }
+        return None;
+    }
+    Some((peer, frames))
+}
+
+/// Logs, now and then, a message that is none of a replica.
+pub(super) fn complain(shared: &Shared, problem: &Ended) {
+    if let Some(not_logged) = shared.broken.due(Instant::now()) {
+        tracing::warn!(%problem, not_logged, "message at the broker is none of a replica");
     }
 }
 

@@ -17,8 +17,8 @@ use super::super::dial::{self, keep_marks};
 use super::super::listen::{Resolver, pieces};
 use super::super::outbox::{Budget, Taken};
 use super::super::stream::{Ended, STEP_WITHIN};
-use super::messages::{BYTES_MAX, pack, read};
-use super::{Exchange, hearing, is_unheard};
+use super::messages::{BYTES_MAX, opened, pack, read};
+use super::{Exchange, is_unheard};
 
 /// Most snapshots that are sent at a time; further requests are declined.
 const ANSWERS_MAX: usize = 4;
@@ -73,7 +73,7 @@ async fn fetch(exchange: &Exchange, peer: &Hello) -> Result<u64, Ended> {
 pub(super) fn answer(exchange: &Arc<Exchange>, request: Message, answers: &mut JoinSet<()>) {
     let shared = &exchange.shared;
     let Some(inbox) = request.reply.filter(|inbox| exchange.subjects.is_inbox(inbox)) else { return };
-    let Some((peer, _)) = hearing::opened(shared, request.payload) else { return };
+    let Some((peer, _)) = opened(shared, request.payload) else { return };
     let declines = shared.fleet.replicas.await_snapshot() || answers.len() >= ANSWERS_MAX;
     let exchange = Arc::clone(exchange);
     answers.spawn(async move {
