@@ -43,15 +43,15 @@ struct State {
     snapshot: Snapshot,
     /// Connections to older replicas, which can send a snapshot.
     older: usize,
-    /// Why a peer cannot be told anything, by its address.
+    /// Why a peer or a broker cannot be told anything, by its address.
     problems: BTreeMap<String, String>,
 }
 
 /// Another replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// From where it connected.
-    pub address: IpAddr,
+    /// From where it connected; none if it is heard through a broker.
+    pub address: Option<IpAddr>,
     /// Since when it has been heard.
     pub since: Nanos,
     /// When it was last heard.
@@ -89,7 +89,7 @@ impl Replicas {
     }
 
     /// A replica was heard.
-    pub fn hear(&self, now: Nanos, replica: ReplicaId, address: IpAddr) {
+    pub fn hear(&self, now: Nanos, replica: ReplicaId, address: Option<IpAddr>) {
         let mut state = self.state();
         if state.heard.len() < LISTED_MAX || state.heard.contains_key(&replica) {
             let heard = state.heard.entry(replica).or_insert(Heard { address, since: now, at: now });

@@ -25,7 +25,7 @@ fn replica() -> Config {
 }
 
 fn address(gateway: &TestGateway) -> SocketAddr {
-    gateway.serving().exchange.as_ref().expect("it exchanges news").address
+    gateway.serving().exchange.as_ref().expect("it exchanges news").address.expect("it listens")
 }
 
 /// Gives a gateway these peers.

@@ -172,7 +172,7 @@ fn gateways(rng: &mut Rng) -> GatewaysConfig {
     let every = Nanos::from_millis(10) + up_to(rng, 200);
     let exchange = Exchange {
         every,
-        gap: every,
+        gap: if rng.below(2) == 0 { every } else { Nanos::from_millis(2) },
         delay: up_to(rng, 100),
         jitter: up_to(rng, 500),
         lost: if rng.below(3) == 0 { 0.0 } else { 0.5 * rng.unit() },
@@ -180,6 +180,7 @@ fn gateways(rng: &mut Rng) -> GatewaysConfig {
     };
     GatewaysConfig {
         count: [1, 1, 2, 4][rng.below(4)],
+        cells: None,
         exchange: Some(exchange),
         skew: SKEW,
         sample_every: Some(SAMPLE_EVERY),

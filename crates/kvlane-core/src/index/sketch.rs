@@ -95,7 +95,7 @@ fn mix(hash: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::BTreeSet;
 
     use proptest::prelude::*;
 
@@ -122,7 +122,7 @@ mod tests {
     }
 
     /// Leading blocks by a set that makes no mistakes.
-    fn blocks(known: &HashSet<BlockHash>, chain: &[BlockHash]) -> u32 {
+    fn blocks(known: &BTreeSet<BlockHash>, chain: &[BlockHash]) -> u32 {
         let known = marks::of(chain, BLOCK_TOKENS).take_while(|(_, mark)| known.contains(mark));
         known.last().map_or(0, |(blocks, _)| blocks as u32)
     }
@@ -144,7 +144,7 @@ mod tests {
             sent().for_each(|mark| sketch.insert(mark));
             sent().collect::<Vec<_>>().into_iter().rev().for_each(|mark| backwards.insert(mark));
             prop_assert_eq!(&sketch, &backwards);
-            let known: HashSet<BlockHash> = sent().collect();
+            let known: BTreeSet<BlockHash> = sent().collect();
             prop_assert!(known.iter().all(|mark| sketch.contains(*mark)));
             for chain in &chains {
                 let longer = [&chain[..], &draw(1, 50)].concat();
