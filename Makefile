@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-k8s e2e-balancers e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
+	e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -178,6 +178,12 @@ e2e-ray: cargo
 e2e-replicas: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/replicas/test_replicas.py -v
+	python3 e2e/replicas/test_vllm.py -v
+
+# The same gateways with a NATS server between them (Debian: apt-get install nats-server).
+e2e-broker: cargo
+	cargo build --release --locked -p kvlane
+	python3 e2e/replicas/test_broker.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

@@ -123,6 +123,12 @@ has "$out/gateway-pool.yaml" 'resources: \[inferencepools\]'
 has_no "$out/gateway.yaml" 'endpointslices|inferencepools'
 [ "$(lines "$out/gateway-everything.yaml" '^kind: Role$')" = 2 ] || fail "two namespaces want two Roles"; ok
 has "$out/gateway-everything.yaml" 'prefill_selector: role=prefill$'
+# Addresses that clients must not choose, also while no picker answers: those that the picker removes, too.
+headers=$(grep -oE '"x-[a-z-]+"' "$here/../../crates/kvlane-wire/src/disaggregation/llmd.rs" | tr -d '"')
+[ -n "$headers" ] || fail "no header of llm-d's sidecars is known"; ok
+for header in $headers; do
+    has "$out/envoy.yaml" "- remove: $header\$"
+done
 render --set $app=vllm --set-json 'engines.selector.matchExpressions=[{"key":"tier","operator":"In","values":["a","b"]},{"key":"canary","operator":"DoesNotExist"}]' > "$out/selector.yaml"
 has "$out/selector.yaml" 'selector: app=vllm,tier in \(a,b\),!canary$'
 has_no "$out/gateway-everything.yaml" ' selector: app='

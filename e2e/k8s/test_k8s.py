@@ -513,6 +513,25 @@ class Saying(Group):
         self.engines(1)
         until("the other pod is in rotation", lambda: len(gateway.healthy()) == 1, 30)
 
+    def test_bad_pods_are_named_and_cost_no_other(self):
+        self.engines(1)
+        self.pods(1)
+        self.cluster.pod("homeless", None, {"app": "vllm"}, namespace=NAMESPACE)
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cluster.api.merge(f"/api/v1/namespaces/{NAMESPACE}/pods/homeless/status", {"status": ready})
+        self.cluster.pod("twin", address(0), {"app": "vllm"}, namespace=NAMESPACE)
+        self.cluster.pod("six", "fd00:99::7", {"app": "vllm"}, namespace=NAMESPACE)
+        gateway = self.gateway(discovering(self.cluster, selector="app=vllm", ports=[ENGINE_PORT, ENGINE_PORT + 1]))
+        for pattern in (
+            r"pod serving/homeless: it is ready and has no IP address: see `kubectl describe pod`",
+            rf"has the same address http://{re.escape(address(0))}:{ENGINE_PORT} and is newer",
+            rf"no pod in namespace serving declares the port {ENGINE_PORT + 1}, .* check discovery.kubernetes.ports",
+        ):
+            until(f"it says {pattern!r}", lambda: re.search(pattern, gateway.problems()), 30)
+        print(f"{self._testMethodName}: {gateway.problems()}", flush=True)
+        until("the sound pod is in rotation", lambda: gateway.healthy() == {f"{address(0)}:{ENGINE_PORT}"}, 30)
+        self.assertIn(f"[fd00:99::7]:{ENGINE_PORT}", gateway.workers())
+
 
 class Pool(Group):
     """Engines by an InferencePool, one endpoint for each of its ports."""
@@ -526,6 +545,13 @@ class Pool(Group):
         self.cluster.inference_pool("vllm", {"app": "vllm"}, [8000, 8001], namespace=NAMESPACE)
         gateway = self.gateway(discovering(self.cluster, inference_pool="vllm", ports=[]))
         until(f"four endpoints are in rotation: {gateway.problems()}", lambda: gateway.healthy() == engines.names, 30)
+
+    def test_a_pool_that_names_no_pod_is_named(self):
+        self.cluster.inference_pool("vllm", {"app": "nothing"}, [8000], namespace=NAMESPACE)
+        gateway = self.gateway(discovering(self.cluster, inference_pool="vllm", ports=[]))
+        pattern = r"the InferencePool vllm in namespace serving selects no pod: .* check its spec.selector"
+        until(f"it says {pattern!r}", lambda: re.search(pattern, gateway.problems()), 30)
+        print(f"{self._testMethodName}: {gateway.problems()}", flush=True)
 
 
 if __name__ == "__main__":

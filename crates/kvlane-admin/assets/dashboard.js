@@ -1125,7 +1125,7 @@ function showReplicas() {
     const row = body.rows[n];
     const heard = peer.counts ? `for ${seconds(peer.heard_for_s)}` : `last ${ago(peer.age_s)}`;
     row.cells[0].title = peer.replica;
-    [shortId(peer.replica), peer.address, whole.format(peer.requests), heard].forEach((text, cell) => setText(row.cells[cell], text));
+    [shortId(peer.replica), peer.address ?? "through the broker", whole.format(peer.requests), heard].forEach((text, cell) => setText(row.cells[cell], text));
     setClass(row.cells[3], peer.counts ? "" : "is-warn");
   });
   const problems = Object.entries(told.problems).map(([of, why]) => `${of} is told nothing: ${why}`);

@@ -19,7 +19,8 @@ pub(crate) struct UsualRequest {
     pub(crate) cached_tokens: f64,
 }
 
-/// An endpoint that takes requests: its load, its speed, and the use of its KV cache, if its engine reports it.
+/// An endpoint that takes requests: its load, that of other replicas included, its speed, and the use of its KV cache, if
+/// its engine reports it.
 type Row = (InFlight, Rates, Option<f64>);
 
 /// The signals of one pool.
@@ -109,7 +110,7 @@ pub(crate) fn read(
         ratio.filter(|ratio| (0.0..=1.0).contains(ratio))
     };
     let rows: Vec<Row> =
-        eligible.map(|(endpoint, rates)| (endpoint.load.in_flight, *rates, ratio(endpoint))).collect();
+        eligible.map(|(endpoint, rates)| (endpoint.in_flight(), *rates, ratio(endpoint))).collect();
     let Signals { queue_s, ttft_s, kv_usage_ratio } = Signals::of(&rows, usual, queued);
     let label = ModelLabel { model: model.into() };
     if let Some((soonest_s, mean_s)) = queue_s {

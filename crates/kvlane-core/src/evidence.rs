@@ -10,6 +10,10 @@ pub(crate) struct Evidence {
     pub(crate) weight: f64,
 }
 
+/// Observations of its own with which a router no longer needs those of others: what it has seen itself is newer, and is of the requests
+/// that it places.
+const ENOUGH: f64 = 50.0;
+
 // === impl Evidence ===
 
 impl Evidence {
@@ -25,6 +29,12 @@ impl Evidence {
         }
         let weight = self.weight + other.weight;
         Self { mean: (self.mean * self.weight + other.mean * other.weight) / weight, weight }
+    }
+
+    /// This one, which the other one brings to at most [`ENOUGH`] observations.
+    pub(crate) fn filled_by(self, other: Self) -> Self {
+        let missing = (ENOUGH - self.weight).max(0.0);
+        self.and(Self { weight: other.weight.min(missing), ..other })
     }
 
     /// The mean in this unit.
@@ -44,5 +54,15 @@ mod tests {
         assert_eq!(many.and(few), few.and(many));
         let none = Evidence { mean: 7.0, weight: 0.0 };
         assert_eq!((few.and(none), none.and(few)), (few, few));
+    }
+
+    #[test]
+    fn others_count_as_long_as_there_is_not_enough_evidence() {
+        let others = Evidence { mean: 5.0, weight: 80.0 };
+        let with = |weight| Evidence { mean: 1.0, weight }.filled_by(others);
+        assert_eq!(with(0.0), Evidence { mean: 5.0, weight: ENOUGH });
+        assert_eq!(with(ENOUGH / 2.0), Evidence { mean: 3.0, weight: ENOUGH });
+        assert_eq!(with(ENOUGH), Evidence { mean: 1.0, weight: ENOUGH });
+        assert_eq!(with(90.0), Evidence { mean: 1.0, weight: 90.0 });
     }
 }

@@ -118,14 +118,14 @@ impl Default for Forecast {
 impl Forecast {
     /// Mean output tokens of the pool's answers.
     pub fn usual_tokens(&self) -> f64 {
-        self.pool.evidence(POOL_MEMORY).and(self.heard(None)).over(USUAL_TOKENS, 4.0)
+        self.pool.evidence(POOL_MEMORY).filled_by(self.heard(None)).over(USUAL_TOKENS, 4.0)
     }
 
     /// Forecast output tokens of this request, at least 1.
     pub fn tokens(&self, request: &SchedulingRequest) -> u32 {
         let pool = self.usual_tokens();
         let at = Kind::of(request).0;
-        let kind = self.kinds[usize::from(at)].evidence(KIND_MEMORY).and(self.heard(Some(at)));
+        let kind = self.kinds[usize::from(at)].evidence(KIND_MEMORY).filled_by(self.heard(Some(at)));
         let kind = kind.over(pool, KIND_DOUBT);
         let session = request.session.and_then(|session| {
             let (key, average) = self.sessions.get(self.slot(session))?;

@@ -31,6 +31,21 @@ impl InFlight {
     pub fn decoding(&self) -> u32 {
         self.requests.saturating_sub(self.prefilling).saturating_sub(self.moving)
     }
+
+    /// The mean over so many endpoints that have this load together, rounded.
+    #[must_use]
+    pub fn mean(&self, endpoints: u32) -> Self {
+        let few = |sum: u32| sum.saturating_add(endpoints / 2) / endpoints.max(1);
+        let many = |sum: u64| sum.saturating_add(u64::from(endpoints / 2)) / u64::from(endpoints.max(1));
+        Self {
+            requests: few(self.requests),
+            prefilling: few(self.prefilling),
+            moving: few(self.moving),
+            prefill_tokens: many(self.prefill_tokens),
+            prefill_pairs: many(self.prefill_pairs),
+            context_tokens: many(self.context_tokens),
+        }
+    }
 }
 
 /// An engine's load report.

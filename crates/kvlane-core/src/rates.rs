@@ -191,7 +191,7 @@ impl Factor {
 
     /// The factor, to which the samples of this router and those of others contribute by their numbers.
     fn value(&self) -> f64 {
-        self.evidence().and(self.heard).mean
+        self.evidence().filled_by(self.heard).mean
     }
 
     fn evidence(&self) -> Evidence {
@@ -215,7 +215,7 @@ impl Factor {
 impl Pace {
     /// Whether enough answers have been measured for prefill speed.
     pub(crate) fn is_learned(&self) -> bool {
-        let Evidence { weight, .. } = self.prefill.evidence().and(self.prefill.heard);
+        let Evidence { weight, .. } = self.prefill.evidence().filled_by(self.prefill.heard);
         weight >= f64::from(LEARNED_SAMPLES)
     }
 

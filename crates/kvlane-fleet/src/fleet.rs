@@ -135,7 +135,8 @@ impl Fleet {
             router.share();
         }
         let (counting, metrics) = (self.tokenizers.counting(model), self.metrics.pool(model));
-        ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone())
+        let pool = ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone());
+        if self.replicas.are_told() { pool.announcing(Arc::clone(&self.replicas.placed)) } else { pool }
     }
 
     /// The configuration of the router of `model`'s pool.

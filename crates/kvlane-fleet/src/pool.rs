@@ -57,6 +57,8 @@ pub struct ModelPool {
     block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
     /// Receives the worker of a draining endpoint when its last request has ended.
     drained: mpsc::UnboundedSender<Arc<Worker>>,
+    /// Notified of each placement, if others are to hear of it.
+    placed: Option<Arc<Notify>>,
 }
 
 /// One rank of a worker in one pool.
@@ -107,7 +109,13 @@ impl ModelPool {
             ticker: Ticker::default(),
             block_sizes: Mutex::default(),
             drained,
+            placed: None,
         }
+    }
+
+    /// A pool that notifies `placed` of each placement.
+    pub(crate) fn announcing(self, placed: Arc<Notify>) -> Self {
+        Self { placed: Some(placed), ..self }
     }
 
     /// Its policy's name.
@@ -286,6 +294,9 @@ impl ModelPool {
             self.router.arrive(now, request, chain, scratch, outputs);
             let own = outputs.iter().position(|output| output.request() == Some(id));
             let own = own.map(|at| outputs.swap_remove(at));
+            if let Some(output) = &own {
+                self.announce(output);
+            }
             self.deliver(outputs);
             own
         })
@@ -347,6 +358,7 @@ impl ModelPool {
         for output in outputs.drain(..) {
             match output {
                 Output::Dispatch { request, .. } | Output::Reject { request, .. } => {
+                    self.announce(&output);
                     // A task that no longer waits has finished the request itself.
                     if let Some(waiter) = self.waiters().remove(&request) {
                         let _ = waiter.send(output);
@@ -374,6 +386,12 @@ impl ModelPool {
                     }
                 }
             }
+        }
+    }
+
+    fn announce(&self, output: &Output) {
+        if let (Some(placed), Output::Dispatch { .. }) = (&self.placed, output) {
+            placed.notify_one();
         }
     }
 
@@ -475,14 +493,34 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
+    fn empty() -> ModelPool {
+        let config = crate::settings::Settings::default().router("m");
+        let (metrics, clock) = (Metrics::new().pool("m"), Clock::start(1.0));
+        let (drained, _) = mpsc::unbounded_channel();
+        ModelPool::new("m", Router::new(config), Counting::Estimate, metrics, clock, drained)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn placements_are_announced_at_once_and_from_the_queue_and_rejections_are_not() {
+        let placed = Arc::new(Notify::new());
+        let announced =
+            async || tokio::time::timeout(Duration::from_millis(1), placed.notified()).await.is_ok();
+        let pool = empty().announcing(Arc::clone(&placed));
+        pool.router.join(pool.clock.now(), "e".into(), true, false, &mut Vec::new()).expect("room");
+        assert!(!announced().await);
+        let own = pool.arrive(SchedulingRequest::new(RequestId(1), 100), &[]).expect("it need not wait");
+        assert!(announced().await && matches!(own, Output::Dispatch { .. }), "{own:?}");
+        pool.deliver(&mut vec![own]);
+        assert!(announced().await);
+        let refused = Refused::at_once(Rejection::QueueTimeout);
+        pool.deliver(&mut vec![Output::Reject { request: RequestId(0), refused }]);
+        assert!(!announced().await);
+    }
+
     /// Invariant: One waiting request drives the scheduler's timers, however many wait.
     #[tokio::test(start_paused = true)]
     async fn a_thousand_queued_requests_step_the_scheduler_as_often_as_one() {
-        let config = crate::settings::Settings::default().router("m");
-        let (drained, _drained) = mpsc::unbounded_channel();
-        let (metrics, clock) = (Metrics::new().pool("m"), Clock::start(1.0));
-        let pool = ModelPool::new("m", Router::new(config), Counting::Estimate, metrics, clock, drained);
-        let pool = Arc::new(pool);
+        let pool = Arc::new(empty());
         pool.router.record(Some(Recorder::in_memory()));
         let deadline = Instant::now() + Duration::from_secs(10);
         let waits: Vec<_> = (0..1000)

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_core::limit;
 use kvlane_core::replica::{LEASE, ReplicaId};
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::Fleet;
 
@@ -28,7 +29,11 @@ pub trait Limits: Send + Sync {
 
 /// The other replicas.
 #[derive(Debug, Default)]
-pub struct Replicas(Mutex<State>);
+pub struct Replicas {
+    state: Mutex<State>,
+    /// Notified when a request is placed, which the others should hear of soon.
+    pub placed: Arc<Notify>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -38,15 +43,15 @@ struct State {
     snapshot: Snapshot,
     /// Connections to older replicas, which can send a snapshot.
     older: usize,
-    /// Why a peer cannot be told anything, by its address.
+    /// Why a peer or a broker cannot be told anything, by its address.
     problems: BTreeMap<String, String>,
 }
 
 /// Another replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// From where it connected.
-    pub address: IpAddr,
+    /// From where it connected; none if it is heard through a broker.
+    pub address: Option<IpAddr>,
     /// Since when it has been heard.
     pub since: Nanos,
     /// When it was last heard.
@@ -84,7 +89,7 @@ impl Replicas {
     }
 
     /// A replica was heard.
-    pub fn hear(&self, now: Nanos, replica: ReplicaId, address: IpAddr) {
+    pub fn hear(&self, now: Nanos, replica: ReplicaId, address: Option<IpAddr>) {
         let mut state = self.state();
         if state.heard.len() < LISTED_MAX || state.heard.contains_key(&replica) {
             let heard = state.heard.entry(replica).or_insert(Heard { address, since: now, at: now });
@@ -181,7 +186,7 @@ impl Replicas {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -359,12 +359,12 @@ impl Serving {
         threads.push(thread("control", control, kill.clone(), work)?);
         let mut exchange = None;
         // Before the first worker, and so before the first pool.
-        if let Some(socket) = replicas {
+        if replicas.is_some() || config.replicas.broker.is_some() {
             let tls = config.replicas.tls().map_err(invalid)?;
             proxy.share_tenants(&config.replicas.cluster);
             let limits = Arc::clone(&proxy.limits);
             let (started, work) =
-                Exchange::start(Arc::clone(&fleet), limits, config.replicas.clone(), tls, socket)?;
+                Exchange::start(Arc::clone(&fleet), limits, config.replicas.clone(), tls, replicas)?;
             threads.push(thread("replicas", runtime()?, kill.clone(), work)?);
             exchange = Some(started);
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::replica::ReplicaId;
 use kvlane_gateway::config::{Config, LimitSpec};
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually, soon};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, eventually, soon};
 use kvlane_wire::replica::{Hello, hello};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
@@ -25,7 +25,7 @@ fn replica() -> Config {
 }
 
 fn address(gateway: &TestGateway) -> SocketAddr {
-    gateway.serving().exchange.as_ref().expect("it exchanges news").address
+    gateway.serving().exchange.as_ref().expect("it exchanges news").address.expect("it listens")
 }
 
 /// Gives a gateway these peers.
@@ -116,6 +116,26 @@ async fn a_request_in_flight_is_load_at_the_other_replica_until_it_ends_or_its_r
     eventually("its lease has ended", || elsewhere(&b) == 0).await;
     assert_eq!(live(&b), 0);
     drop(call);
+    b.end().await;
+}
+
+#[tokio::test]
+async fn a_prompt_in_flight_at_one_replica_is_in_the_signals_for_autoscalers_of_the_other() {
+    let engine = FakeEngine::start("m").await;
+    let a = TestGateway::start(replica(), &[&engine]).await;
+    let b = TestGateway::start(replica(), &[&engine]).await;
+    meet(&[&a, &b]).await;
+    let queue_s = async |gateway: &TestGateway| gateway.metric(r#"kvlane_queue_seconds{model="m"}"#).await;
+    assert_eq!(queue_s(&b).await, Some(0.0));
+    let client = a.begin(chat_stream("m", &prompt(1))).await;
+    let call = engine.call().await;
+    eventually("the other knows", || elsewhere(&b) == 1).await;
+    assert!(queue_s(&b).await > Some(0.0));
+    assert_eq!(queue_s(&b).await, queue_s(&a).await);
+    drop((client, call));
+    eventually("the other knows that it has ended", || elsewhere(&b) == 0).await;
+    assert_eq!(queue_s(&b).await, Some(0.0));
+    a.end().await;
     b.end().await;
 }
 

@@ -139,6 +139,7 @@ pub fn play(
     progress: impl FnMut(usize),
 ) -> (Run, Figures) {
     let (before, sampled, told) = (world.engine_stats(), world.samples().len(), world.exchanged());
+    let looked_up = world.lookups();
     let run = world.run(send, progress);
     let mut figures = figures(&run, judgement, &before, &world.engine_stats());
     if let Some(imbalance) = in_flight_imbalance(&world.samples()[sampled..]) {
@@ -152,6 +153,20 @@ pub fn play(
         {
             figures.insert(name.to_owned(), count as f64 / span_s);
         }
+    }
+    let lookups = world.lookups();
+    let found = [
+        ("sketch_bytes", lookups.bytes - looked_up.bytes, lookups.sketches - looked_up.sketches),
+        ("sketch_marks", lookups.marks - looked_up.marks, lookups.sketches - looked_up.sketches),
+        ("false_hit_share", lookups.false_hits - looked_up.false_hits, lookups.lookups - looked_up.lookups),
+        (
+            "false_hit_tokens",
+            lookups.false_tokens - looked_up.false_tokens,
+            lookups.lookups - looked_up.lookups,
+        ),
+    ];
+    for (name, sum, count) in found.into_iter().filter(|(.., count)| *count > 0) {
+        figures.insert(name.to_owned(), sum as f64 / count as f64);
     }
     (run, figures)
 }

@@ -46,6 +46,11 @@ fn what_would_never_end_or_fit_is_refused() {
         (json!({"policies": [{"policy": "random", "exchange_interval_s": 0}]}), "exchange_interval_s"),
         (json!({"policies": [{"policy": "random", "exchange_lost": 2}]}), "exchange_lost"),
         (json!({"policies": [{"policy": "random", "gateways": 0}]}), "gateways"),
+        (json!({"policies": [{"policy": "random", "cells": 0}]}), "`cells` must be at least 1"),
+        (json!({"policies": [{"policy": "random", "cells": 60_000}]}), "at most the number of engines"),
+        (json!({"policies": [{"policy": "random", "sketch_bits": 65}]}), "sketch_bits"),
+        (json!({"policies": [{"policy": "random", "sketch_interval_s": 0}]}), "sketch_interval_s"),
+        (json!({"policies": [{"policy": "random", "cell_load_interval_s": 0}]}), "cell_load_interval_s"),
         (json!({"judgement": {"slo_ttft_s": -1}}), "judgement"),
         (json!({"judgement": {"medium_from_tokens": 10, "heavy_from_tokens": 1}}), "judgement"),
     ] {

@@ -144,6 +144,8 @@ fn arms() -> impl Strategy<Value = Arm> {
         (prefill, prop::option::of(any::<u32>()), prop::option::of(eviction())),
         (any::<bool>(), any::<u32>(), figure()),
         (any::<u16>(), prop::option::of(figure()), figure(), figure(), figure()),
+        (any::<u16>(), prop::sample::select(PolicyConfig::NAMES.to_vec()), prop::option::of(figure())),
+        (any::<u32>(), figure(), figure()),
     )
         .prop_map(
             |(
@@ -153,6 +155,8 @@ fn arms() -> impl Strategy<Value = Arm> {
                 (prefill, fetch, eviction),
                 queue,
                 news,
+                cells,
+                told,
             )| Arm {
                 arm,
                 policy: PolicyConfig::by_name(policy).expect("a policy"),
@@ -165,7 +169,14 @@ fn arms() -> impl Strategy<Value = Arm> {
                 kv_events_lost: kv.2,
                 kv_events_duplicated: kv.3,
                 gateways: news.0,
+                cells: cells.0,
+                front_policy: PolicyConfig::by_name(cells.1).expect("a policy"),
+                sketch_interval_s: cells.2,
+                sketch_bits: told.0,
+                cell_load_interval_s: told.1,
+                cell_delay_s: told.2,
                 exchange_interval_s: news.1,
+                exchange_gap_s: news.1,
                 exchange_delay_s: news.2,
                 exchange_jitter_s: news.3,
                 exchange_lost: news.4,

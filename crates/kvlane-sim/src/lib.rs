@@ -30,4 +30,7 @@ pub use pool::Eviction;
 pub use tier::CpuTier;
 pub use transfer::{Connector, Transfer, TransferConfig};
 pub use workload::Drive;
-pub use world::{Exchange, GatewaysConfig, ReportFeed, Run, Sample, Send, Traffic, World, WorldConfig};
+pub use world::{
+    CellsConfig, Exchange, GatewaysConfig, ReportFeed, Run, Sample, Send, Sketches, Traffic, World,
+    WorldConfig,
+};

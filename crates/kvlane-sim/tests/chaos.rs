@@ -169,8 +169,10 @@ const SAMPLE_EVERY: Nanos = Nanos::from_millis(100);
 /// repeats news. A third of the networks lose nothing: there one can say when news have come.
 fn gateways(rng: &mut Rng) -> GatewaysConfig {
     let up_to = |rng: &mut Rng, millis: usize| Nanos::from_millis(rng.below(millis) as u64);
+    let every = Nanos::from_millis(10) + up_to(rng, 200);
     let exchange = Exchange {
-        every: Nanos::from_millis(10) + up_to(rng, 200),
+        every,
+        gap: if rng.below(2) == 0 { every } else { Nanos::from_millis(2) },
         delay: up_to(rng, 100),
         jitter: up_to(rng, 500),
         lost: if rng.below(3) == 0 { 0.0 } else { 0.5 * rng.unit() },
@@ -178,6 +180,7 @@ fn gateways(rng: &mut Rng) -> GatewaysConfig {
     };
     GatewaysConfig {
         count: [1, 1, 2, 4][rng.below(4)],
+        cells: None,
         exchange: Some(exchange),
         skew: SKEW,
         sample_every: Some(SAMPLE_EVERY),

@@ -86,7 +86,12 @@ fn main() -> std::process::ExitCode {
             "--log-level {log_level}: must be error, warn, info, debug, trace, or module=level"
         ));
     }
-    let filter = match EnvFilter::try_new(log_level) {
+    // The NATS client logs each attempt to connect; what changes there is logged by the exchange between replicas.
+    let most = match log_level.contains("async_nats") {
+        true => log_level.to_owned(),
+        false => format!("{log_level},async_nats=off"),
+    };
+    let filter = match EnvFilter::try_new(most) {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log-level {log_level}: {error}")),
     };

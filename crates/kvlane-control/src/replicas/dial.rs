@@ -124,7 +124,7 @@ async fn session(
     tracing::info!(replica = shown(peer.replica), %address, "telling a replica what is in flight here");
     if peer.age_ms > shared.hello().age_ms {
         let shared = Arc::clone(shared);
-        work.spawn(async move { warm(&shared, requests, &peer).await });
+        work.spawn(async move { warm(&shared, &peer, || fetch(&shared, requests.clone())).await });
     }
     let OpenOutbox { outbox, .. } = &open;
     tokio::select! {
@@ -198,7 +198,7 @@ async fn tell(
     let mut paced = pace.subscribe();
     loop {
         outbox.filled().await;
-        sleep(budget.pause(Instant::now())).await;
+        budget.wait().await;
         flows(&mut paced).await;
         writable(stream).await?;
         let room = pace.borrow().room();
@@ -222,8 +222,11 @@ async fn tell(
     }
 }
 
-/// Gets a snapshot, unless this replica has one. It ends with its connection.
-async fn warm(shared: &Shared, requests: SendRequest<Bytes>, peer: &Hello) -> Result<(), Ended> {
+/// Gets a snapshot, unless this replica has one; `fetch` returns its number of marks. It ends with its connection.
+pub(super) async fn warm<T>(shared: &Shared, peer: &Hello, fetch: impl Fn() -> T) -> Result<(), Ended>
+where
+    T: Future<Output = Result<u64, Ended>>,
+{
     let replicas = &shared.fleet.replicas;
     let _older = replicas.reach_older();
     loop {
@@ -238,7 +241,7 @@ async fn warm(shared: &Shared, requests: SendRequest<Bytes>, peer: &Hello) -> Re
         if replicas.begin_snapshot() {
             // Until it has arrived, the end of this connection lets another one try.
             let mut result = Arriving(shared, Snapshot::None);
-            match fetch(shared, requests.clone()).await {
+            match fetch().await {
                 Ok(marks) => {
                     tracing::info!(replica = shown(peer.replica), marks, "snapshot of a replica received");
                     result.1 = Snapshot::Arrived { from: peer.replica, marks };
@@ -265,14 +268,17 @@ async fn fetch(shared: &Shared, requests: SendRequest<Bytes>) -> Result<u64, End
     let (mut resolver, mut marks, mut counted) = (Resolver::default(), 0, 0);
     while let Some(frame) = incoming.next().await? {
         shared.count("received", incoming.bytes - std::mem::replace(&mut counted, incoming.bytes));
-        if let Frame::News(news) = frame
-            && let Some((pool, news)) = resolver.known(&shared.fleet, news)
-        {
-            marks += news.prompts.iter().map(|sent| sent.marks.len() as u64).sum::<u64>();
-            pool.hear_marks(&news.prompts);
-        }
+        marks += keep_marks(shared, &mut resolver, frame);
     }
     Ok(marks)
+}
+
+/// Takes over the marks in one frame of a snapshot. Returns their number.
+pub(super) fn keep_marks(shared: &Shared, resolver: &mut Resolver, frame: Frame) -> u64 {
+    let Frame::News(news) = frame else { return 0 };
+    let Some((pool, news)) = resolver.known(&shared.fleet, news) else { return 0 };
+    pool.hear_marks(&news.prompts);
+    news.prompts.iter().map(|sent| sent.marks.len() as u64).sum()
 }
 
 /// The reason why one of the tasks of a connection ended.

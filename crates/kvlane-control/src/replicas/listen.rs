@@ -147,7 +147,7 @@ async fn call(
 }
 
 /// Whether a replica may take part.
-fn admit(shared: &Shared, peer: &Hello) -> Result<(), String> {
+pub(super) fn admit(shared: &Shared, peer: &Hello) -> Result<(), String> {
     let own = &shared.config.cluster;
     if peer.cluster != *own {
         return Err(format!(
@@ -196,18 +196,23 @@ async fn news(
     let (mut resolver, mut counted) = (Resolver::default(), 0);
     while let Some(frame) = incoming.next().await? {
         shared.count("received", incoming.bytes - std::mem::replace(&mut counted, incoming.bytes));
-        shared.fleet.replicas.hear(shared.fleet.clock.now(), peer.replica, from.ip());
-        match frame {
-            Frame::News(news) => {
-                if let Some((pool, news)) = resolver.known(&shared.fleet, news) {
-                    pool.hear(peer.replica, news);
-                }
-            }
-            Frame::Limit(news) => shared.limits.hear(shared.fleet.clock.now(), peer.replica, &news),
-            Frame::Hello(_) | Frame::Unknown => {}
-        }
+        shared.fleet.replicas.hear(shared.fleet.clock.now(), peer.replica, Some(from.ip()));
+        hear(shared, peer, &mut resolver, frame);
     }
     Err(Ended::Closed)
+}
+
+/// Takes over what one frame of a replica tells.
+pub(super) fn hear(shared: &Shared, peer: &Hello, resolver: &mut Resolver, frame: Frame) {
+    match frame {
+        Frame::News(news) => {
+            if let Some((pool, news)) = resolver.known(&shared.fleet, news) {
+                pool.hear(peer.replica, news);
+            }
+        }
+        Frame::Limit(news) => shared.limits.hear(shared.fleet.clock.now(), peer.replica, &news),
+        Frame::Hello(_) | Frame::Unknown => {}
+    }
 }
 
 /// Sends the marks of all prompts, within the bandwidth for one replica.
@@ -215,23 +220,30 @@ async fn snapshot(shared: &Shared, respond: &mut SendResponse<Bytes>) -> Result<
     let mut stream = accept(shared, respond)?;
     let (mut encoder, mut budget) =
         (Encoder::default(), Budget::new(shared.config.bandwidth, Instant::now()));
-    for pool in shared.fleet.pools() {
-        let marks = pool.router.tell_marks();
-        for sent in &marks {
-            for piece in sent.marks.chunks(PIECE_MARKS) {
-                let piece = vec![SentPrompt { endpoint: sent.endpoint, marks: piece.to_vec() }];
-                let news = named(&pool, core::News { prompts: piece, ..core::News::default() });
-                let mut bytes = Vec::new();
-                encoder.news(&news, &mut bytes);
-                budget.spend(Instant::now(), bytes.len());
-                shared.count("sent", bytes.len());
-                send(&mut stream, bytes.into()).await?;
-                sleep(budget.pause(Instant::now())).await;
-            }
-        }
+    for news in pieces(&shared.fleet) {
+        let mut bytes = Vec::new();
+        encoder.news(&news, &mut bytes);
+        budget.spend(Instant::now(), bytes.len());
+        shared.count("sent", bytes.len());
+        send(&mut stream, bytes.into()).await?;
+        budget.wait().await;
     }
     stream.send_data(Bytes::new(), true)?;
     Ok(())
+}
+
+/// The marks of all prompts, in pieces of a bounded size.
+pub(super) fn pieces(fleet: &Fleet) -> impl Iterator<Item = News> + Send + use<> {
+    fleet.pools().into_iter().flat_map(|pool| {
+        pool.router.tell_marks().into_iter().flat_map(move |SentPrompt { endpoint, marks }| {
+            let pool = Arc::clone(&pool);
+            let parts: Vec<_> = marks.chunks(PIECE_MARKS).map(<[_]>::to_vec).collect();
+            parts.into_iter().map(move |marks| {
+                let prompts = vec![SentPrompt { endpoint, marks }];
+                named(&pool, core::News { prompts, ..core::News::default() })
+            })
+        })
+    })
 }
 
 /// Finds the endpoints that a stream names.

@@ -3,15 +3,20 @@
 //!
 //! Each replica connects to each other one, tells its own news on that connection, and hears on those that the others
 //! have opened: HTTP/2, with TLS in both directions if certificates are configured. [`members`] finds the addresses;
-//! [`teller`] takes the news of all pools every few milliseconds and puts it into an [`outbox`] for each connection,
-//! where later news replaces earlier; [`dial`] keeps the connections and sends; [`listen`] hears. A replica that is slow
+//! [`teller`] takes the news of all pools soon after each placement, as often as its cost allows ([`gap`]), and puts it into an
+//! [`outbox`] for each connection, where later news replaces earlier; [`dial`] keeps the connections and sends; [`listen`] hears. A replica that is slow
 //! or gone delays nothing but its own news.
+//!
+//! Where a broker is configured, [`broker`] takes the place of connections: all publish there what they tell, and hear the others.
 //!
 //! A replica that starts asks the first one that is older for the marks of all prompts that it knows.
 
+#[cfg(feature = "nats")]
+mod broker;
 mod complaints;
 pub mod config;
 mod dial;
+mod gap;
 mod listen;
 mod members;
 mod outbox;
@@ -47,8 +52,8 @@ const SNAPSHOT_PATH: &str = "/kvlane.replicas/snapshot";
 
 /// The exchange of a running gateway.
 pub struct Exchange {
-    /// The address for other replicas.
-    pub address: SocketAddr,
+    /// The address for other replicas; none with a broker.
+    pub address: Option<SocketAddr>,
     shared: Arc<Shared>,
     peers: watch::Sender<Vec<String>>,
 }
@@ -74,7 +79,7 @@ struct Shared {
 // === impl Exchange ===
 
 impl Exchange {
-    /// An exchange that listens on `socket`, and its work until it is dropped.
+    /// An exchange that listens on `socket`, or without one goes through the broker, and its work until it is dropped.
     ///
     /// # Errors
     /// The socket cannot be used.
@@ -83,17 +88,19 @@ impl Exchange {
         limits: Arc<dyn Limits>,
         config: Replicas,
         tls: Option<Mutual>,
-        socket: std::net::TcpListener,
+        socket: Option<std::net::TcpListener>,
     ) -> std::io::Result<(Self, impl Future<Output = ()> + Send + 'static)> {
-        socket.set_nonblocking(true)?;
-        let (address, socket) = (socket.local_addr()?, Arc::new(socket));
+        socket.iter().try_for_each(|socket| socket.set_nonblocking(true))?;
+        let address = socket.as_ref().map(std::net::TcpListener::local_addr).transpose()?;
         let own = ReplicaId(RandomState::new().hash_one(std::process::id()));
         fleet.replicas.begin(own);
         let tls = ArcSwapOption::from_pointee(tls);
-        if tls.load().is_none() && !address.ip().is_loopback() {
+        if let Some(address) = address.filter(|address| tls.load().is_none() && !address.ip().is_loopback()) {
             tracing::warn!(%address, "replicas are heard without TLS: any host that can connect is believed; set replicas.certificate, private_key and ca, or let only replicas reach this port");
         }
-        tracing::info!(replica = shown(own), %address, cluster = config.cluster, "listening for other replicas");
+        if let Some(address) = address {
+            tracing::info!(replica = shown(own), %address, cluster = config.cluster, "listening for other replicas");
+        }
         let (peers, seeds) = watch::channel(config.peers.clone());
         let (outboxes, greeted) = (Mutex::default(), AtomicBool::new(false));
         let started = Instant::now();
@@ -102,6 +109,7 @@ impl Exchange {
             Arc::new(Shared { fleet, limits, own, config, tls, started, outboxes, greeted, broken, refused });
         let exchange = Self { address, shared: Arc::clone(&shared), peers };
         let work = async move {
+            let Some(socket) = socket.map(Arc::new) else { return through_broker(shared).await };
             let (found, members) = watch::channel(members::Members::new());
             let found = Arc::new(found);
             tokio::join!(
@@ -163,6 +171,19 @@ impl Shared {
         self.fleet.metrics.replicas.replica_bytes.get_or_create(&label).inc_by(bytes as u64);
     }
 }
+
+/// Exchanges news through the broker for as long as it is polled.
+#[cfg(feature = "nats")]
+async fn through_broker(shared: Arc<Shared>) {
+    tokio::join!(
+        persist("telling replicas", || teller::tell(Arc::clone(&shared))),
+        persist("exchange through the broker", || broker::exchange(Arc::clone(&shared))),
+    );
+}
+
+/// The configuration of a build without it names no broker.
+#[cfg(not(feature = "nats"))]
+async fn through_broker(_: Arc<Shared>) {}
 
 /// The outbox of a connection; it is closed when it is dropped.
 struct OpenOutbox {

@@ -13,7 +13,7 @@ use kvlane_core::replica::{Estimate, Service, Share, Subject};
 use kvlane_core::request::TenantKey;
 use kvlane_wire::replica::News;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 /// Most marks that wait.
 const MARKS_MAX: usize = 1 << 15;
@@ -200,9 +200,17 @@ impl Budget {
     }
 
     /// Time until something may be sent.
-    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+    fn pause(&mut self, now: Instant) -> Duration {
         self.accrue(now);
         Duration::from_secs_f64((-self.bytes / self.per_second).max(0.0))
+    }
+
+    /// Waits until something may be sent. A timer that has run out would still cost a turn of the runtime.
+    pub(super) async fn wait(&mut self) {
+        match self.pause(Instant::now()) {
+            Duration::ZERO => {}
+            pause => sleep(pause).await,
+        }
     }
 
     /// Marks that may be sent: they leave some bytes to loads.

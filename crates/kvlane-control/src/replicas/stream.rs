@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 /// Timeout of each step of opening a connection.
 pub(super) const STEP_WITHIN: Duration = Duration::from_secs(5);
-/// Longest time between two pieces that are sent or received. Something is told every second.
+/// Longest time between two pieces that are sent or received. Everything is told each [`ALL_EVERY`](kvlane_core::replica::ALL_EVERY).
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Bytes that a peer may send on one stream before they are read.
 pub(super) const WINDOW: u32 = 1 << 20;
@@ -164,6 +164,10 @@ pub(super) async fn send(stream: &mut SendStream<Bytes>, mut bytes: Bytes) -> Re
 }
 
 async fn capacity(stream: &mut SendStream<Bytes>) -> Result<usize, Ended> {
+    // Mostly there is room: then no timer is set.
+    if let room @ 1.. = stream.capacity() {
+        return Ok(room);
+    }
     let room = async {
         loop {
             match stream.capacity() {

@@ -9,27 +9,30 @@ use kvlane_core::replica as core;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::replica::News;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
+use super::gap::{CpuTime, Gap};
 use super::outbox::Outbox;
 
-/// How often everything is told: what was lost is repaired, and a replica that has nothing in flight shows that it lives.
-const ALL_EVERY: Duration = Duration::from_secs(1);
-
-/// Tells for as long as it is polled.
+/// Tells for as long as it is polled: soon after a placement, everything else after `replicas.interval` at most.
 pub(super) async fn tell(shared: Arc<Shared>) {
-    let mut ticks = interval(shared.config.interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut all_at = Instant::now();
+    let interval = shared.config.interval;
+    let mut now = Instant::now();
+    let mut gap = Gap::new(interval, now, CpuTime::now());
+    let (mut all_at, mut limits_at) = (now, now);
     loop {
-        ticks.tick().await;
-        let now = Instant::now();
+        placed_or(&shared.fleet.replicas.placed, now + gap.get(), now + interval).await;
+        now = Instant::now();
+        if gap.is_due(now) {
+            gap.review(now, CpuTime::now());
+        }
         let is_due = now >= all_at;
         let greets = shared.greeted.swap(false, Ordering::Relaxed);
         let all = greets || is_due;
         if is_due {
-            all_at = now + ALL_EVERY;
+            all_at = now + Duration::from_nanos(core::ALL_EVERY.0);
         }
         let outboxes: Vec<Arc<Outbox>> = shared.outboxes().values().cloned().collect();
         let put = |news: News| {
@@ -51,15 +54,33 @@ pub(super) async fn tell(shared: Arc<Shared>) {
                 put(News { number: shared.number(), ..named(pool, told) });
             }
         }
-        let now = shared.fleet.clock.now();
-        let others = shared.fleet.replicas.live(now);
-        for told in shared.limits.tell(now, shared.own, &others, greets) {
-            let number = shared.number();
-            outboxes.iter().for_each(|outbox| outbox.put_limit(&limit::News { number, ..told.clone() }));
+        // Limiters assume that news comes at about the same pace.
+        if greets || now + interval / 2 >= limits_at {
+            limits_at = now + interval;
+            let now = shared.fleet.clock.now();
+            let others = shared.fleet.replicas.live(now);
+            for told in shared.limits.tell(now, shared.own, &others, greets) {
+                let number = shared.number();
+                outboxes.iter().for_each(|outbox| outbox.put_limit(&limit::News { number, ..told.clone() }));
+            }
         }
         if pools.is_empty() && all {
             put(News::default());
         }
+    }
+}
+
+/// Waits until a request has been placed, but until `earliest` at least and until `latest` at most.
+async fn placed_or(placed: &Notify, earliest: Instant, latest: Instant) {
+    tokio::select! {
+        () = placed.notified() => {
+            if Instant::now() < earliest {
+                sleep_until(earliest).await;
+                // Those that were placed meanwhile are told, too.
+                tokio::select! { biased; () = placed.notified() => {}, () = std::future::ready(()) => {} }
+            }
+        }
+        () = sleep_until(latest) => {}
     }
 }
 
@@ -79,5 +100,42 @@ pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
         learned,
         block_tokens: pool.router.block_tokens(),
         prompts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Milliseconds until the next news, at least 2 and at most 20 after the last.
+    async fn told_after_ms(placed: &Notify) -> u128 {
+        let start = Instant::now();
+        placed_or(placed, start + 2 * MS, start + 20 * MS).await;
+        start.elapsed().as_millis()
+    }
+
+    /// Invariant: A placement is told to other replicas as soon as the gap since the last news has passed, and once.
+    #[tokio::test(start_paused = true)]
+    async fn a_placement_is_told_after_the_gap_and_other_news_after_the_interval() {
+        let placed = Notify::new();
+        assert_eq!(told_after_ms(&placed).await, 20, "nothing was placed");
+        placed.notify_one();
+        assert_eq!(told_after_ms(&placed).await, 2, "it was placed just after the last news");
+        let late = async {
+            advance(7 * MS).await;
+            placed.notify_one();
+        };
+        assert_eq!(tokio::join!(told_after_ms(&placed), late).0, 7, "the gap has passed");
+        placed.notify_one();
+        let meanwhile = async {
+            advance(MS).await;
+            placed.notify_one();
+        };
+        assert_eq!(tokio::join!(told_after_ms(&placed), meanwhile).0, 2);
+        assert_eq!(told_after_ms(&placed).await, 20, "both have been told");
     }
 }

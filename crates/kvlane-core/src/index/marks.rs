@@ -78,6 +78,13 @@ impl Places {
     }
 }
 
+/// The marks of a prompt from its beginning, each with the number of blocks that it stands for.
+pub fn of(chain: &[BlockHash], block_tokens: u32) -> impl Iterator<Item = (usize, BlockHash)> {
+    let places = Places::new(block_tokens);
+    let blocks = std::iter::successors(Some(places.next(0)), move |blocks| Some(places.next(*blocks)));
+    blocks.take_while(|blocks| *blocks <= chain.len()).map(|blocks| (blocks, chain[blocks - 1]))
+}
+
 /// The last mark up to `from` of which `holds` is true, which is so of the first mark and of all up to the one that is sought.
 fn last(places: Places, from: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut yes, mut no, mut back) = (1, places.next(from), 1);

@@ -1,7 +1,8 @@
 //! Prefix index: which endpoint holds which prefix.
 //!
 //! [`approx`] is fed by our own dispatches, for engines without KV events; [`exact`] by KV events; `speculation`
-//! covers dispatched prompts until their events arrive; [`marks`] holds what routers of other replicas have sent. `oracle` has the naive references that the property tests of
+//! covers dispatched prompts until their events arrive; [`marks`] holds what routers of other replicas have sent, and a [`sketch`] says in few
+//! bits what a whole fleet was sent. `oracle` has the naive references that the property tests of
 //! both compare with.
 
 pub mod approx;
@@ -9,6 +10,7 @@ pub mod exact;
 pub mod marks;
 #[cfg(test)]
 pub(crate) mod oracle;
+pub mod sketch;
 pub(crate) mod speculation;
 
 use crate::endpoint::EndpointId;

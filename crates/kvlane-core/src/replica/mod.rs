@@ -24,9 +24,13 @@ use crate::time::Nanos;
 pub(crate) use estimates::Estimates;
 pub(crate) use peers::Peers;
 
+/// How often a router tells everything: what was lost is repaired, and a router that has nothing in flight shows that it
+/// lives.
+pub const ALL_EVERY: Nanos = Nanos::from_secs(1);
+
 /// Time without news after which a router's requests in flight no longer count: its process has died, or cannot be
-/// reached. Routers tell something at least once a second, so that two messages may be lost.
-pub const LEASE: Nanos = Nanos::from_secs(3);
+/// reached. Two messages may be lost.
+pub const LEASE: Nanos = Nanos(3 * ALL_EVERY.0);
 
 /// One router, from its start to its end: a restarted process is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -120,7 +120,7 @@ impl Peers {
 
 impl InFlight {
     /// The load of both.
-    pub(crate) fn plus(&self, other: &Self) -> Self {
+    pub fn plus(&self, other: &Self) -> Self {
         self.with(other, u32::saturating_add, u64::saturating_add)
     }
 

@@ -184,8 +184,8 @@ mod tests {
             assert!((0.99..1.01).contains(&ratio), "{ratio} at {slot}");
         }
         assert!(prefill_s(&new, 0) > 3.0 * prefill_s(&new, 1) && prefill_s(&new, 0) != before);
-        let usual = [&new, &old].map(|world| world.scheduler.usual_output_tokens().round());
-        assert!(usual[0] == usual[1] && usual[0] > 600.0, "{usual:?}");
+        let usual = [&new, &old].map(|world| world.scheduler.usual_output_tokens());
+        assert!(usual[0] > 0.95 * usual[1] && usual[0] > 600.0, "{usual:?}");
         assert!(new.scheduler.learning.is_learned());
         assert_eq!(told(&mut new), []);
     }

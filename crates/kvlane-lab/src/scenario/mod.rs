@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use kvlane_core::disaggregation::{Part, Role};
-use kvlane_core::policy::{PolicyConfig, name_or_config};
+use kvlane_core::policy::{PolicyConfig, fleet_cost, name_or_config};
 use kvlane_sim::pool::Eviction;
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
@@ -147,10 +147,24 @@ pub struct Arm {
     pub kv_events_lost: f64,
     /// Share of the batches that arrive twice.
     pub kv_events_duplicated: f64,
-    /// Number of gateways, to which requests go in turns.
+    /// Number of gateways, or of each cell, to which requests go in turns.
     pub gateways: u16,
+    /// Number of cells behind a front tier; 1 for one fleet without a front tier.
+    pub cells: u16,
+    /// The policy by which the front tier chooses a cell.
+    pub front_policy: PolicyConfig,
+    /// Seconds between two sketches of its prompts that a cell tells the front tier; `null` if it tells none.
+    pub sketch_interval_s: Option<f64>,
+    /// Bits of a sketch for each mark in it.
+    pub sketch_bits: u32,
+    /// Seconds between two loads that a cell tells the front tier.
+    pub cell_load_interval_s: f64,
+    /// Seconds until the front tier has heard a cell.
+    pub cell_delay_s: f64,
     /// Seconds between two news that each of them tells the others; `null` if they tell nothing.
     pub exchange_interval_s: Option<f64>,
+    /// Least seconds between two news, if a request was placed in between; `null`: as `exchange_interval_s`.
+    pub exchange_gap_s: Option<f64>,
     /// Seconds until others have heard.
     pub exchange_delay_s: f64,
     /// Maximum additional seconds, drawn for each news and hearer.
@@ -224,6 +238,10 @@ pub struct Published {
 
 /// Minimum interval of load reports.
 const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
+/// Most bits of a sketch for each mark.
+const SKETCH_BITS_MAX: u32 = 64;
+/// The front tier's policy, if an arm names none.
+const FRONT_POLICY: PolicyConfig = PolicyConfig::FleetCost(fleet_cost::Config { without: None });
 
 fn one() -> u32 {
     1
@@ -246,7 +264,14 @@ impl Arm {
             kv_events_lost: 0.0,
             kv_events_duplicated: 0.0,
             gateways: 1,
+            cells: 1,
+            front_policy: FRONT_POLICY,
+            sketch_interval_s: Some(5.0),
+            sketch_bits: 6,
+            cell_load_interval_s: 0.1,
+            cell_delay_s: 0.05,
             exchange_interval_s: Some(0.02),
+            exchange_gap_s: None,
             exchange_delay_s: 0.001,
             exchange_jitter_s: 0.0,
             exchange_lost: 0.0,
@@ -274,6 +299,7 @@ impl Arm {
             self.queue_timeout_s,
             self.exchange_delay_s,
             self.exchange_jitter_s,
+            self.cell_delay_s,
         ];
         let share = |share: f64| (0.0..=1.0).contains(&share);
         if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
@@ -286,13 +312,24 @@ impl Arm {
             let why = "`exchange_lost` must be between 0 and 1, and `gateways` at least 1";
             return Err(RunError::Policies(format!("`{}`: {why}", self.arm)));
         }
+        if self.cells == 0 || !(1..=SKETCH_BITS_MAX).contains(&self.sketch_bits) {
+            let why = format!("`cells` must be at least 1, and `sketch_bits` 1 to {SKETCH_BITS_MAX}");
+            return Err(RunError::Policies(format!("`{}`: {why}", self.arm)));
+        }
         let interval = |secs| (REPORT_INTERVAL_MIN_S..1e6).contains(&secs);
-        let intervals = [self.report_interval_s, self.exchange_interval_s];
+        let intervals = [
+            self.report_interval_s,
+            self.exchange_interval_s,
+            self.exchange_gap_s,
+            self.sketch_interval_s,
+            Some(self.cell_load_interval_s),
+        ];
         if delays.into_iter().all(span) && intervals.into_iter().flatten().all(interval) {
             return Ok(());
         }
         let why = format!(
-            "`{}`: delays must be at least 0 s, and report_interval_s and exchange_interval_s at least 0.001",
+            "`{}`: delays must be at least 0 s, and report_interval_s, exchange_interval_s, exchange_gap_s, \
+             sketch_interval_s and cell_load_interval_s at least 0.001",
             self.arm
         );
         Err(RunError::Policies(why))
@@ -317,8 +354,16 @@ struct ArmMap {
     kv_events_lost: Option<f64>,
     kv_events_duplicated: Option<f64>,
     gateways: Option<u16>,
+    cells: Option<u16>,
+    front_policy: Option<PolicyName>,
+    #[serde(default, deserialize_with = "given")]
+    sketch_interval_s: Option<Option<f64>>,
+    sketch_bits: Option<u32>,
+    cell_load_interval_s: Option<f64>,
+    cell_delay_s: Option<f64>,
     #[serde(default, deserialize_with = "given")]
     exchange_interval_s: Option<Option<f64>>,
+    exchange_gap_s: Option<f64>,
     exchange_delay_s: Option<f64>,
     exchange_jitter_s: Option<f64>,
     exchange_lost: Option<f64>,
@@ -387,7 +432,14 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
                     gateways: map.gateways.unwrap_or(plain.gateways),
+                    cells: map.cells.unwrap_or(plain.cells),
+                    front_policy: map.front_policy.map_or(plain.front_policy, |PolicyName(policy)| policy),
+                    sketch_interval_s: map.sketch_interval_s.unwrap_or(plain.sketch_interval_s),
+                    sketch_bits: map.sketch_bits.unwrap_or(plain.sketch_bits),
+                    cell_load_interval_s: map.cell_load_interval_s.unwrap_or(plain.cell_load_interval_s),
+                    cell_delay_s: map.cell_delay_s.unwrap_or(plain.cell_delay_s),
                     exchange_interval_s: map.exchange_interval_s.unwrap_or(plain.exchange_interval_s),
+                    exchange_gap_s: map.exchange_gap_s.or(plain.exchange_gap_s),
                     exchange_delay_s: map.exchange_delay_s.unwrap_or(plain.exchange_delay_s),
                     exchange_jitter_s: map.exchange_jitter_s.unwrap_or(plain.exchange_jitter_s),
                     exchange_lost: map.exchange_lost.unwrap_or(plain.exchange_lost),

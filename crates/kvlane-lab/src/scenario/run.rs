@@ -9,7 +9,7 @@ use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvlane_core::index::{approx, exact};
+use kvlane_core::index::{approx, exact, sketch};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::PresetError;
 use kvlane_core::{router, scheduler};
@@ -18,7 +18,9 @@ use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::outcome::Outcome;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
-use kvlane_sim::world::{Decisions, Exchange, GatewaysConfig, ReportFeed, Send, World, WorldConfig};
+use kvlane_sim::world::{
+    CellsConfig, Decisions, Exchange, GatewaysConfig, ReportFeed, Send, Sketches, World, WorldConfig,
+};
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::WorkloadError;
 use kvlane_trace::record::Record;
@@ -45,6 +47,8 @@ const HEALTH_DELAY: Nanos = Nanos::from_millis(100);
 const ATTEMPTS_MAX: u8 = 5;
 /// Time between two samples of the requests in flight.
 const SAMPLE_EVERY: Nanos = Nanos::from_millis(100);
+/// Most bytes of a cell's sketch.
+const SKETCH_BYTES_MAX: usize = 4 << 20;
 
 /// Why a scenario cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -308,12 +312,28 @@ impl Arm {
     fn gateways(&self) -> GatewaysConfig {
         let exchange = self.exchange_interval_s.map(|interval_s| Exchange {
             every: Nanos::from_secs_f64(interval_s),
+            gap: Nanos::from_secs_f64(self.exchange_gap_s.unwrap_or(interval_s)),
             delay: Nanos::from_secs_f64(self.exchange_delay_s),
             jitter: Nanos::from_secs_f64(self.exchange_jitter_s),
             lost: self.exchange_lost,
             duplicated: 0.0,
         });
-        GatewaysConfig { count: self.gateways, exchange, skew: Nanos::ZERO, sample_every: Some(SAMPLE_EVERY) }
+        let secs = Nanos::from_secs_f64;
+        let size = sketch::Config { bits_per_mark: self.sketch_bits, bytes_max: SKETCH_BYTES_MAX };
+        let cells = (self.cells > 1).then(|| CellsConfig {
+            count: self.cells,
+            policy: self.front_policy.clone(),
+            loads_every: secs(self.cell_load_interval_s),
+            sketches: self.sketch_interval_s.map(|interval_s| Sketches { every: secs(interval_s), size }),
+            delay: secs(self.cell_delay_s),
+        });
+        GatewaysConfig {
+            count: self.gateways,
+            cells,
+            exchange,
+            skew: Nanos::ZERO,
+            sample_every: Some(SAMPLE_EVERY),
+        }
     }
 }
 
@@ -344,6 +364,14 @@ impl<'a> Simulation<'a> {
             }
             if arm.prefill_engines > 0 && arm.roles == Roles::Elastic {
                 let why = format!("`{}`: prefill_engines and roles: elastic exclude each other", arm.arm);
+                return Err(RunError::Policies(why));
+            }
+            if u32::from(arm.cells) > fleet.engines() {
+                let why = format!("`{}`: cells must be at most the number of engines", arm.arm);
+                return Err(RunError::Policies(why));
+            }
+            if arm.cells > 1 && arm.prefill_engines > 0 {
+                let why = format!("`{}`: cells and prefill_engines exclude each other", arm.arm);
                 return Err(RunError::Policies(why));
             }
             if arm.prefill_engines >= fleet.engines() {

@@ -3,27 +3,32 @@
 //!
 //! A gateway may die, and later be replaced by a new one; a partition may keep news from some of the others; and each has a
 //! clock of its own, so that nothing may depend on comparing theirs.
+//!
+//! With [cells](super::cells) each gateway belongs to one, and places requests on its endpoints only.
 
 use std::sync::Arc;
 
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::{EndpointId, Pool};
 use kvlane_core::event::KvEvent;
-use kvlane_core::replica::{News, ReplicaId};
+use kvlane_core::replica::{ALL_EVERY, News, ReplicaId};
 use kvlane_core::request::RequestId;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 
+use super::cells::CellsConfig;
 use super::{Event, World};
 use crate::fault::Side;
 
 /// The gateways, and their exchange.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GatewaysConfig {
-    /// How many; 0 counts as one.
+    /// How many, of each cell; 0 counts as one.
     pub count: u16,
+    /// Cells behind a front tier; `None` for one fleet without a front tier.
+    pub cells: Option<CellsConfig>,
     /// How they tell each other what they place; `None` if they do not.
     pub exchange: Option<Exchange>,
     /// Largest difference between two gateways' clocks.
@@ -35,8 +40,10 @@ pub struct GatewaysConfig {
 /// How gateways tell each other what they place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
-    /// Time between two news of a gateway.
+    /// Longest time between two news of a gateway.
     pub every: Nanos,
+    /// Shortest time between two news: a placement is told when it has passed. As long as `every`: news comes regularly.
+    pub gap: Nanos,
     /// Shortest time from telling to hearing.
     pub delay: Nanos,
     /// Longest time in addition, uniformly drawn: news overtake each other.
@@ -64,12 +71,14 @@ pub struct Sample {
     pub changes: u64,
 }
 
-/// Time between two news that tell all loads, so that what was lost is made up for.
-const ALL_EVERY: Nanos = Nanos::from_secs(1);
-
 /// The gateways' routers.
 pub(super) struct Gateways {
+    /// Those of all cells, which they are in in turns.
     gateways: Vec<Gateway>,
+    /// Number of cells.
+    cells: usize,
+    /// Whether a front tier is told their prompts.
+    is_sketched: bool,
     /// The gateway of each replica id: ids are given in the order of starts.
     homes: Vec<usize>,
     /// The endpoints, to give them ids while no gateway lives.
@@ -93,6 +102,9 @@ struct Gateway {
     deaths: u32,
     /// When it is to tell all loads next.
     all_at: Nanos,
+    /// When it has told last, and tells next.
+    told_at: Nanos,
+    tells_at: Nanos,
 }
 
 /// A change of the endpoints.
@@ -123,7 +135,7 @@ pub struct Traffic {
 
 impl Default for GatewaysConfig {
     fn default() -> Self {
-        Self { count: 1, exchange: None, skew: Nanos::ZERO, sample_every: None }
+        Self { count: 1, cells: None, exchange: None, skew: Nanos::ZERO, sample_every: None }
     }
 }
 
@@ -131,10 +143,12 @@ impl Default for GatewaysConfig {
 
 impl Gateways {
     /// Routers without endpoints. Each has its own seed.
-    pub(super) fn new(config: &router::Config, gateways: GatewaysConfig, seed: u64) -> Self {
-        let count = gateways.count.max(1);
+    pub(super) fn new(config: &router::Config, gateways: &GatewaysConfig, seed: u64) -> Self {
+        let (count, cells) = (usize::from(gateways.count.max(1)), gateways.cells.as_ref());
         let mut all = Self {
             gateways: Vec::new(),
+            cells: cells.map_or(1, |cells| usize::from(cells.count.max(1))),
+            is_sketched: cells.is_some_and(|cells| cells.sketches.is_some()),
             homes: Vec::new(),
             endpoints: Pool::default(),
             changes: Vec::new(),
@@ -144,7 +158,7 @@ impl Gateways {
             partitions: Vec::new(),
             traffic: Traffic::default(),
         };
-        for n in 0..usize::from(count) {
+        for n in 0..count * all.cells {
             let gateway = all.fresh(config, n);
             all.gateways.push(gateway);
         }
@@ -158,14 +172,15 @@ impl Gateways {
         let mut config = config.clone();
         config.scheduler.seed = config.scheduler.seed.wrapping_add(replica.0 << 32);
         let router = Router::new(config);
-        if self.exchange.is_some() {
+        if self.exchange.is_some() || self.is_sketched {
             router.share();
         }
         let ahead = match self.skew {
             Nanos::ZERO => Nanos::ZERO,
             Nanos(skew) => Nanos((skew as f64 * self.clocks.unit()) as u64),
         };
-        Gateway { router, replica, ahead, deaths: 0, all_at: Nanos::ZERO }
+        let never = Nanos::ZERO;
+        Gateway { router, replica, ahead, deaths: 0, all_at: never, told_at: never, tells_at: never }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -177,10 +192,33 @@ impl Gateways {
         self.gateways.get(gateway).is_some_and(Gateway::lives)
     }
 
-    /// The first that lives from this one on, in turns.
+    /// The first that lives from this one on, in turns: of its cell if one does.
     pub(super) fn first_from(&self, gateway: usize) -> Option<usize> {
         let count = self.count();
-        (gateway..gateway + count).map(|n| n % count).find(|&n| self.lives(n))
+        let own = (gateway..gateway + count).step_by(self.cells);
+        own.chain(gateway..gateway + count).map(|n| n % count).find(|&n| self.lives(n))
+    }
+
+    /// The gateway of a cell whose turn it is.
+    pub(super) fn in_turn(&self, cell: usize, turn: usize) -> usize {
+        turn % (self.count() / self.cells) * self.cells + cell
+    }
+
+    /// Whether a gateway places requests on an endpoint: both are of one cell.
+    fn serves(&self, gateway: usize, endpoint: EndpointId) -> bool {
+        gateway % self.cells == endpoint.slot() % self.cells
+    }
+
+    /// The gateways that know what a cell does: one of those that live if they tell each other, otherwise all.
+    pub(super) fn tellers(&self, cell: usize) -> Vec<&Router> {
+        let of_cell = (cell..self.count()).step_by(self.cells).filter(|&gateway| self.lives(gateway));
+        let most = if self.has_exchange() { 1 } else { usize::MAX };
+        of_cell.take(most).map(|gateway| self.at(gateway)).collect()
+    }
+
+    /// Whether they tell each other what they place.
+    pub(super) fn has_exchange(&self) -> bool {
+        self.exchange.is_some()
     }
 
     /// The router of a gateway.
@@ -214,6 +252,27 @@ impl Gateways {
     /// Time between two news of a gateway, if there is an exchange.
     pub(super) fn exchange_every(&self) -> Option<Nanos> {
         self.exchange.map(|exchange| exchange.every)
+    }
+
+    /// The time at which a gateway is to tell what it has placed, if that is before its next news.
+    fn tells_sooner(&mut self, gateway: usize, now: Nanos) -> Option<Nanos> {
+        let gap = self.exchange?.gap;
+        let gateway = &mut self.gateways[gateway];
+        let at = now.max(gateway.told_at + gap);
+        (at < gateway.tells_at).then(|| {
+            gateway.tells_at = at;
+            at
+        })
+    }
+
+    /// The time at which a gateway tells next; none if it is not to tell now.
+    fn tells_again(&mut self, gateway: usize, now: Nanos) -> Option<Nanos> {
+        let every = self.exchange?.every;
+        let gateway = &mut self.gateways[gateway];
+        (gateway.tells_at == now).then(|| {
+            (gateway.told_at, gateway.tells_at) = (now, now + every);
+            gateway.tells_at
+        })
     }
 
     /// A gateway tells its news. News that are lost, or told twice, are drawn.
@@ -268,7 +327,7 @@ impl Gateways {
     fn are_parted(&self, a: usize, b: usize) -> bool {
         let between =
             |(_, [one, other]): &(usize, [Side; 2])| one.has(a) && other.has(b) || one.has(b) && other.has(a);
-        self.partitions.iter().any(between)
+        a % self.cells != b % self.cells || self.partitions.iter().any(between)
     }
 
     /// Gateways on one side hear nothing from those on the other.
@@ -302,11 +361,12 @@ impl Gateways {
 
     /// A gateway starts where one has died: it knows the endpoints by the same ids, and the prompts that another one knows.
     fn start(&mut self, place: usize, now: Nanos, config: &router::Config, out: &mut Vec<Output>) {
-        let gateway = self.fresh(config, place);
+        let mut gateway = self.fresh(config, place);
+        gateway.tells_at = self.gateways[place].tells_at;
         let (router, time) = (&gateway.router, now + gateway.ahead);
         for change in &self.changes {
             match change {
-                Change::Join(name) => _ = router.join(time, name.clone(), true, false, out),
+                Change::Join(name) => _ = router.join(time, name.clone(), self.cells == 1, false, out),
                 Change::Leave(endpoint) => router.leave(time, *endpoint, out),
             }
         }
@@ -349,6 +409,12 @@ impl Gateways {
         self.living().for_each(|gateway| see(&gateway.router, now + gateway.ahead));
     }
 
+    /// Those that live, and whether they serve an endpoint.
+    fn by_cell(&self, endpoint: EndpointId) -> impl Iterator<Item = (&Gateway, bool)> {
+        let all = self.gateways.iter().enumerate().filter(|(_, gateway)| gateway.lives());
+        all.map(move |(n, gateway)| (gateway, self.serves(n, endpoint)))
+    }
+
     /// Adds an endpoint to all of them.
     pub(super) fn join(
         &mut self,
@@ -361,10 +427,11 @@ impl Gateways {
         self.endpoints.join(id, name.clone());
         self.changes.push(Change::Join(name.clone()));
         // All routers have seen the same joins and leaves, so the ids are the same.
-        self.each(now, |router, time| {
-            let known = router.join(time, name.clone(), healthy, false, out);
+        for (gateway, serves) in self.by_cell(id) {
+            let time = now + gateway.ahead;
+            let known = gateway.router.join(time, name.clone(), healthy && serves, false, out);
             assert_eq!(known, Some(id), "all know an endpoint by the same id");
-        });
+        }
         Some(id)
     }
 
@@ -386,13 +453,20 @@ impl Gateways {
         self.each(now, |router, time| router.set_feed(time, endpoint, feed, out));
     }
 
-    /// All of them read an engine's KV event.
+    /// All of its cell read an engine's KV event.
     pub(super) fn apply(&self, endpoint: EndpointId, event: &KvEvent) {
-        self.iter().for_each(|router| _ = router.apply(endpoint, event));
+        let of_cell = self.by_cell(endpoint).filter(|(_, serves)| *serves);
+        of_cell.for_each(|(gateway, _)| _ = gateway.router.apply(endpoint, event));
     }
 
-    /// All of them see what is not about one request.
+    /// All of them see what is not about one request; endpoints of other cells stay unhealthy.
     pub(super) fn step(&self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
+        if let Input::Health { endpoint, healthy: true } = *input {
+            for (gateway, healthy) in self.by_cell(endpoint) {
+                gateway.router.step(now + gateway.ahead, Input::Health { endpoint, healthy }, out);
+            }
+            return;
+        }
         self.each(now, |router, time| router.step(time, input.clone(), out));
     }
 
@@ -443,22 +517,32 @@ impl World {
             let count = self.gateways.count() as u64;
             // They have not begun at the same moment.
             let at = |n| Nanos(every.0 / count * n);
-            (0..count).for_each(|n| self.clock.schedule(at(n), Event::Exchange { gateway: n as u16 }));
+            for n in 0..count {
+                self.gateways.gateways[n as usize].tells_at = at(n);
+                self.clock.schedule(at(n), Event::Exchange { gateway: n as u16 });
+            }
         }
         if let Some(every) = self.config.gateways.sample_every {
             self.clock.schedule(every, Event::Sample);
         }
     }
 
-    /// A gateway tells the others its news, and will again.
+    /// A gateway has placed a request, of which the others are to hear soon.
+    pub(super) fn placed(&mut self, gateway: usize) {
+        let now = self.now();
+        if let Some(at) = self.gateways.tells_sooner(gateway, now) {
+            self.clock.schedule(at, Event::Exchange { gateway: gateway as u16 });
+        }
+    }
+
+    /// A gateway tells the others its news, and will again, unless it has told them before.
     pub(super) fn exchange(&mut self, gateway: u16) {
         let (now, from) = (self.now(), self.gateways.replica(gateway.into()));
+        let Some(next) = self.gateways.tells_again(gateway.into(), now) else { return };
         for Letter { at, to, news } in self.gateways.tell(gateway.into(), now, &mut self.rng) {
             self.clock.schedule(at, Event::News { to, from, news });
         }
-        if let Some(every) = self.gateways.exchange_every() {
-            self.clock.schedule(now + every, Event::Exchange { gateway });
-        }
+        self.clock.schedule(next, Event::Exchange { gateway });
     }
 
     /// Takes a sample, and will again.
@@ -490,6 +574,7 @@ impl World {
         for node in self.nodes.iter().filter(|node| !node.active_faults.away) {
             let endpoint = node.id;
             let healthy = if ruled { node.found.healthy } else { node.alive() };
+            let healthy = healthy && self.gateways.serves(gateway, endpoint);
             let inputs = [
                 Input::Assigned { endpoint, part: node.part },
                 Input::Health { endpoint, healthy },

@@ -4,6 +4,7 @@
 //! inputs as from the gateway, at the same times: arrivals, first tokens, tokens, ends, load reports with their age,
 //! KV events with their delay. So a policy behaves here as it does in the gateway.
 
+mod cells;
 mod faults;
 mod gateways;
 mod node;
@@ -25,6 +26,8 @@ use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use serde::{Deserialize, Serialize};
 
+use cells::{CellNews, Front, Telling};
+pub use cells::{CellsConfig, Lookups, Sketches};
 use gateways::Gateways;
 pub use gateways::{Exchange, GatewaysConfig, Sample, Traffic};
 use node::Node;
@@ -96,6 +99,8 @@ pub struct ReportFeed {
 pub struct World {
     config: WorldConfig,
     gateways: Gateways,
+    /// The front tier, if there are cells.
+    front: Option<Front>,
     nodes: Vec<Node>,
     /// The node of each of the router's slots.
     slots: Vec<usize>,
@@ -179,6 +184,10 @@ enum Event {
     News { to: ReplicaId, from: ReplicaId, news: Arc<News> },
     /// A sample of the gateways' loads is taken.
     Sample,
+    /// A cell tells the front tier.
+    CellTells { cell: u16, what: Telling },
+    /// News of a cell come to the front tier.
+    CellHeard { cell: u16, news: Box<CellNews> },
     /// Deadline of a queued request.
     Tick,
 }
@@ -191,7 +200,10 @@ impl World {
         let engines = std::mem::take(&mut config.engines);
         let mut world = Self {
             rng: Rng::new(config.seed),
-            gateways: Gateways::new(&config.router, config.gateways, config.seed),
+            gateways: Gateways::new(&config.router, &config.gateways, config.seed),
+            front: config.gateways.cells.take().map(|cells| {
+                Front::new(cells, config.seed, config.routing_delay, config.router.block_tokens)
+            }),
             nodes: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
@@ -221,6 +233,7 @@ impl World {
         }
         world.begin_probes();
         world.begin_exchange();
+        world.begin_cells();
         world
     }
 
@@ -338,6 +351,8 @@ impl World {
                 self.gateways.hear(to, from, now, news, &mut self.outputs);
             }
             Event::Sample => self.sample(),
+            Event::CellTells { cell, what } => self.cell_tells(cell, what),
+            Event::CellHeard { cell, news } => self.cell_heard(cell, *news),
             Event::Step { node } => self.nodes[usize::from(node)].step_at = None,
             Event::Root { .. }
             | Event::Due { .. }

@@ -261,7 +261,7 @@ impl Play<'_, '_> {
     fn due(&mut self, request: u32) {
         let now = self.now();
         self.outcome(request).due = now;
-        let gateway = self.next_gateway();
+        let gateway = self.next_gateway(request);
         self.flights.insert(request, Flight { gateway, ..Flight::default() });
         self.world.resume_reports();
         let run = self.run;
@@ -341,6 +341,9 @@ impl Play<'_, '_> {
             "a request is dispatched once at a time"
         );
         self.world.ledger_changes += LEGS_MAX;
+        if let Some(gateway) = flight.map(|flight| flight.gateway) {
+            self.world.placed(gateway);
+        }
         self.outcome(request).endpoint = Some(node as u16);
         match placement.prefill {
             None => self.send(request, Stage::Answer, node),
@@ -467,11 +470,22 @@ impl Play<'_, '_> {
         }
     }
 
-    /// The gateway whose turn it is.
-    pub(super) fn next_gateway(&mut self) -> usize {
+    /// The gateway for a request: that whose turn it is, of the cell that the front tier chooses.
+    pub(super) fn next_gateway(&mut self, request: u32) -> usize {
+        let cell = if self.world.front.is_some() { self.cell_for(request) } else { 0 };
         self.world.turn += 1;
-        let gateway = self.world.turn % self.world.gateways.count();
+        let gateway = self.world.gateways.in_turn(cell, self.world.turn);
         self.world.gateways.first_from(gateway).unwrap_or(gateway)
+    }
+
+    /// The cell that the front tier chooses for a request.
+    fn cell_for(&mut self, request: u32) -> usize {
+        let wanted = SchedulingRequest {
+            session: Some(self.session(request)),
+            ..SchedulingRequest::new(self.id(request), self.request(request).input_tokens)
+        };
+        let blocks = prompt_blocks(self.send.trace, request, self.world.config.router.block_tokens);
+        self.world.cell_for(&wanted, &blocks)
     }
 
     /// The gateway that a request was sent to.

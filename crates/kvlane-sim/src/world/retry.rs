@@ -81,7 +81,7 @@ impl Play<'_, '_> {
                 continue;
             }
             self.cancel_legs(request);
-            let next = self.next_gateway();
+            let next = self.next_gateway(request);
             let Some(flight) = self.flights.get_mut(&request) else { continue };
             let comes = flight.comes;
             *flight = Flight { gateway: next, comes, ..Flight::default() };

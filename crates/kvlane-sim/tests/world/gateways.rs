@@ -13,6 +13,7 @@ use super::{EVENTS, OPEN, check, config, conversations, play};
 
 const EXCHANGE: Exchange = Exchange {
     every: Nanos::from_millis(20),
+    gap: Nanos::from_millis(20),
     delay: Nanos::from_millis(1),
     jitter: Nanos::ZERO,
     lost: 0.0,
@@ -96,7 +97,8 @@ fn what_gateways_told_of_ended_requests_is_gone_however_news_travelled() {
     let trace = conversations(60, 7);
     let bad = Exchange { jitter: Nanos::from_millis(300), lost: 0.4, duplicated: 0.3, ..EXCHANGE };
     let (_, mut world) = with(4, Some(bad), false, &trace);
-    world.rest(LEASE);
+    // Everything is told each second, and four of ten news are lost.
+    world.rest(Nanos(8 * LEASE.0));
     for router in world.routers() {
         router.read(|scheduler| {
             assert!(scheduler.pool().endpoints().all(|endpoint| endpoint.elsewhere == InFlight::default()));

@@ -1,5 +1,6 @@
 //! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
+mod cells;
 mod faults;
 mod gateways;
 mod split;

@@ -232,7 +232,7 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
         });
         message.number(77, 1);
     });
-    frame(&mut wire, |message| message.message(4, |breakers| breakers.number(1, 500)));
+    frame(&mut wire, |message| message.message(31, |budgets| budgets.number(1, 500)));
     frame(&mut wire, |message| {
         message.message(2, |news| {
             news.bytes(1, b"m");

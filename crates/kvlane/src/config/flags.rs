@@ -90,6 +90,7 @@ pub(super) const FLAGS: &[Flag] = &[
         .switch("true", "Discover workers in Kubernetes: `--selector` or another flag names the pods"),
     flag("workers-file", "discovery.workers_file"),
     flag("replicas-listen", "replicas.listen"),
+    flag("replicas-broker", "replicas.broker"),
     flag("grpc-host", "epp.host"),
     flag("grpc-port", "epp.port"),
     flag("grpc-health-port", "epp.health_port"),

@@ -47,7 +47,12 @@ fn number(figures: &Value, figure: &str, row: &Row) -> f64 {
 
 /// The rows of a scenario; `load` is what its loads are called.
 fn simulate(scenario: &str, load: &str) -> Vec<Row> {
-    let (printed, _) = succeeds(&["simulate", "--scenario", scenario, "--json", "--jobs", "2"]);
+    simulate_file(scenario, scenario, load)
+}
+
+/// The same of a file with a scenario of that name.
+fn simulate_file(file: &str, scenario: &str, load: &str) -> Vec<Row> {
+    let (printed, _) = succeeds(&["simulate", "--scenario", file, "--json", "--jobs", "2"]);
     let report: Value = serde_json::from_str(&printed).expect("JSON");
     assert_eq!((&report["schema"], &report["scenario"]), (&"kvlane.simulate/1".into(), &scenario.into()));
     let row = |row: &Value| Row {
@@ -58,6 +63,31 @@ fn simulate(scenario: &str, load: &str) -> Vec<Row> {
     };
     let rows: Vec<Row> = report["rows"].as_array().expect("rows").iter().map(row).collect();
     assert!(!rows.is_empty());
+    rows
+}
+
+/// A scenario that comes with kvlane, with only these arms and with parts of its text replaced: shorter.
+#[track_caller]
+fn simulate_some(scenario: &str, arms: &[&str], replaced: &[(&str, &str)]) -> Vec<Row> {
+    let file = format!("{}/../../scenarios/{scenario}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let mut text = std::fs::read_to_string(&file).expect("it comes with kvlane");
+    for (from, to) in replaced {
+        assert!(text.contains(from), "{scenario} has no {from}");
+        text = text.replace(from, to);
+    }
+    let is_kept = |line: &&str| {
+        let is_arm = line.trim_start().starts_with("- {arm:");
+        !is_arm
+            || arms.iter().any(|arm| {
+                [format!("arm: {arm},"), format!("arm: \"{arm}\",")].iter().any(|named| line.contains(named))
+            })
+    };
+    let text: Vec<&str> = text.lines().filter(is_kept).collect();
+    let dir = tempfile::tempdir().expect("a directory");
+    let short = dir.path().join("short.yaml");
+    std::fs::write(&short, text.join("\n")).expect("a file");
+    let rows = simulate_file(short.to_str().expect("UTF-8"), scenario, "load");
+    assert_eq!(rows.len(), arms.len(), "{rows:?}");
     rows
 }
 
@@ -215,6 +245,78 @@ fn cold_prompts_take_as_long_as_measured() {
     for scenario in ["prefill-qwen3-32b", "prefill-gpt-oss-120b"] {
         simulate(scenario, "concurrency").iter().for_each(|row| findings.within(row, "ttft_p50_s", 0.12));
     }
+    findings.none();
+}
+
+/// Mean time to first token and cached share of an arm over those of the arm `one`.
+fn beside_one(rows: &[Row], arm: &str, one: &str) -> (f64, f64) {
+    let of =
+        |arm: &str| rows.iter().find(|row| row.arm == arm).unwrap_or_else(|| panic!("no {arm} in {rows:?}"));
+    let ratio = |figure| of(arm).simulated(figure) / of(one).simulated(figure);
+    (ratio("ttft_mean_s"), ratio("cached_share"))
+}
+
+#[test]
+fn gateways_that_tell_each_other_place_more_like_one_than_those_that_do_not() {
+    let shorter: [(&str, &[(&str, &str)]); 3] = [
+        (
+            "replicas-240",
+            &[
+                ("seconds: 5}", "seconds: 1}"),
+                ("seconds: 3}", "seconds: 1}"),
+                ("think_s: {min: 0.5, max: 2}", "think_s: {min: 0.3, max: 0.5}"),
+            ],
+        ),
+        ("replicas-1000", &[("engines: 1000", "engines: 250"), ("rate: 2546", "rate: 636")]),
+        (
+            "replicas-mooncake",
+            &[(
+                "trace: mooncake-conversation, load: [0.5]",
+                "generate: {kind: chat}, open_loop: {stages: [{rate: 4, seconds: 20}]}",
+            )],
+        ),
+    ];
+    for (scenario, replaced) in shorter {
+        let many = if scenario == "replicas-1000" { "16" } else { "8" };
+        let (together, apart) = (format!("{many} together"), format!("{many} apart"));
+        let rows = simulate_some(scenario, &["one", &together, &apart], replaced);
+        let (together, apart) = (beside_one(&rows, &together, "one"), beside_one(&rows, &apart, "one"));
+        assert!(
+            together.0 < apart.0 && together.1 > apart.1 + 0.2,
+            "{scenario}: {together:?} and {apart:?} of one"
+        );
+    }
+}
+
+#[test]
+fn a_partition_of_gateways_loses_only_what_the_dead_one_had_begun() {
+    let rows = simulate("replicas-partition", "rate");
+    let failed = |arm: &str| at(&rows, arm, 30.0).simulated("failed_share");
+    assert_eq!(failed("one"), 0.0);
+    assert!(failed("four") > 0.0 && failed("four") < 0.01, "{}", failed("four"));
+    let ratio = |figure| {
+        let of = |arm: &str| at(&rows, arm, 30.0).simulated(figure);
+        of("four") / of("four that tell nothing")
+    };
+    assert!(ratio("ttft_mean_s") < 0.95 && ratio("cached_share") > 1.05, "{rows:?}");
+}
+
+/// Nothing is published of cells: docs/scale.md has their figures.
+#[test]
+fn a_sketch_of_each_cell_is_as_good_as_one_fleet_where_conversations_do_not_tell_what_is_shared() {
+    let rows = simulate("cells-documents", "rate");
+    let of = |arm: &str, figure: &str| at(&rows, arm, 100.0).simulated(figure);
+    let mut findings = Findings::default();
+    let (one, sketch) = (of("one fleet", "cached_share"), of("cells, sketch", "cached_share"));
+    findings.check(sketch >= 0.98 * one, format!("a sketch: {sketch:.3} cached, one fleet {one:.3}"));
+    let (one, sketch) = (of("one fleet", "ttft_mean_s"), of("cells, sketch", "ttft_mean_s"));
+    findings.check(sketch <= one / 0.95, format!("a sketch: {sketch:.4} s, one fleet {one:.4} s"));
+    for arm in ["cells, no sketch", "cells, by conversation", "cells, in turns"] {
+        let cached = of(arm, "cached_share");
+        findings.check(cached < 0.7, format!("{arm}: {cached:.3} cached"));
+    }
+    let false_share = of("cells, sketch", "false_hit_share");
+    findings.check(false_share < 0.06, format!("{false_share:.3} of lookups find too much"));
     findings.none();
 }
 

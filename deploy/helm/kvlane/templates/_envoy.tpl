@@ -51,7 +51,8 @@ static_resources:
                 path_with_escaped_slashes_action: REJECT_REQUEST
                 common_http_protocol_options: {headers_with_underscores_action: ALLOW, max_headers_count: 100}
                 request_headers_timeout: 60s
-                # The address of an engine is the picker's to choose.
+                # The address of an engine is the picker's to choose: that of the request, and those that llm-d's sidecars connect to.
+                # Here, because nothing else removes them while no picker answers.
                 early_header_mutation_extensions:
                   - name: envoy.http.early_header_mutation.header_mutation
                     typed_config:
@@ -60,6 +61,10 @@ static_resources:
                         - remove: x-gateway-destination-endpoint
                         - remove: x-gateway-destination-endpoint-subset
                         - remove: x-gateway-destination-endpoint-served
+                        - remove: x-prefiller-host-port
+                        - remove: x-encoder-hosts-ports
+                        - remove: x-data-parallel-host-port
+                        - remove: x-kv-cache-source-host-port
                 route_config:
                   name: clients
                   virtual_hosts:

@@ -10,7 +10,7 @@ use super::row::rows;
 use crate::metrics::labels::{DirectionLabel, ReplicaLabel};
 
 rows! {
-    Replicas, "Replicas", "Other [replicas](replicas.md) of the gateway; all are 0 or absent without `replicas.listen`.";
+    Replicas, "Replicas", "Other [replicas](replicas.md) of the gateway; all are 0 or absent without `replicas.listen` or `replicas.broker`.";
 
     pub replicas: Gauge {
         seconds: false,
@@ -31,8 +31,8 @@ rows! {
     pub replica_problems: Gauge {
         seconds: false,
         labels: &[],
-        help: "Addresses of replicas that cannot be told anything, and names of replicas that cannot be resolved",
-        meaning: "Addresses in `replicas.peers`, or that its names have, which cannot be told what is in flight here, and names that cannot be resolved",
+        help: "Addresses of replicas that cannot be told anything, names of replicas that cannot be resolved, and a broker that cannot be used",
+        meaning: "Addresses in `replicas.peers`, or that its names have, which cannot be told what is in flight here, names that cannot be resolved, and `replicas.broker` if it cannot be used",
         worry: "it is not 0 for minutes: `problems` in `GET /readiness` says why",
     },
 
@@ -40,7 +40,7 @@ rows! {
         seconds: false,
         labels: &["direction"],
         help: "Bytes exchanged with other replicas, without those of HTTP/2 and TLS",
-        meaning: "Bytes `sent` to and `received` from all other replicas, without those of HTTP/2 and TLS",
+        meaning: "Bytes `sent` to and `received` from all other replicas, without those of HTTP/2 and TLS; through a broker each message is sent once",
         worry: "`sent` nears `replicas.bandwidth` for each replica",
     },
 

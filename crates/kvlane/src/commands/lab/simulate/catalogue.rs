@@ -24,6 +24,8 @@ const SCENARIOS: &[(&str, &str)] = &[
     ("replicas-1000", include_str!("../../../../../../scenarios/replicas-1000.yaml")),
     ("replicas-mooncake", include_str!("../../../../../../scenarios/replicas-mooncake.yaml")),
     ("replicas-partition", include_str!("../../../../../../scenarios/replicas-partition.yaml")),
+    ("cells", include_str!("../../../../../../scenarios/cells.yaml")),
+    ("cells-documents", include_str!("../../../../../../scenarios/cells-documents.yaml")),
 ];
 
 /// Traces by name: conversations published with Mooncake (FAST'25), Apache-2.0; sessions of a coding agent from Weka's
