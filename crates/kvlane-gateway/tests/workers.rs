@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_fleet::metrics::WorkerLabel;
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::serve::Serving;
 use kvlane_gateway::testing::{
@@ -131,6 +132,9 @@ async fn a_removed_worker_finishes_its_stream_and_then_its_state_is_removed() {
     call.end_stream().await;
     assert!(client.rest().await.1);
     eventually("it has left", || workers(&gateway) == 1).await;
+    let label = WorkerLabel { worker: gone.url().as_str().into() };
+    let is_shown = || gateway.fleet().metrics.workers.worker_health.get(&label).is_some();
+    eventually("its metrics have gone", || !is_shown()).await;
 
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!text.contains(&gone.url()) && text.contains(&stays.url()), "{text}");
@@ -386,8 +390,12 @@ async fn a_restarted_engine_is_expected_to_have_an_empty_cache() {
     let pool = gateway.pool("m");
     assert!(pool.router.index_size().1 > 0);
     let address = engine.authority().to_owned();
+    let worker = gateway.serving().controller.find(&engine.url()).expect("it is there");
     drop(engine);
-    eventually("it is unhealthy", || eligible(&gateway) == 0).await;
+    eventually("it is unhealthy, and its port is closed", || {
+        eligible(&gateway) == 0 && worker.upstream.is_gone()
+    })
+    .await;
     let again = FakeEngine::start_again(&address, json!([{"id": "m"}])).await;
     eventually("it is back", || eligible(&gateway) == 1).await;
     assert_eq!(pool.router.index_size().1, 0);
