@@ -1,9 +1,10 @@
 //! What the other routers of a pool have learned from their own answers.
 //!
 //! Each router tells its own estimate of a thing and the number of observations behind it. The one that reads keeps the
-//! latest of each router, and merges them when it needs them: a mean, weighted with observations. An estimate ages from
-//! the moment at which its observations were last heard to have grown, and counts for half as many each [`HALF_LIFE`],
-//! whether its router has died, cannot be reached or has only had no answers from there.
+//! latest of each router, and merges them when it needs them: a mean, weighted with observations, which fills up its own
+//! ([`Evidence::filled_by`]). An estimate ages from the moment at which its observations were last heard to have grown,
+//! and counts for half as many each [`HALF_LIFE`], whether its router has died, cannot be reached or has only had no
+//! answers from there.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +20,7 @@ const ROUTERS_MAX: usize = 64;
 /// Time without further observations after which an estimate counts for half as many.
 const HALF_LIFE: Nanos = Nanos::from_secs(60);
 
-/// Most observations that all other routers together count as: with as many of its own, a router's own estimate counts for
-/// half at least.
+/// Most observations that one router's estimate, and all together, count as.
 const WEIGHT_MAX: f64 = SAMPLES_MAX as f64;
 
 /// Weight below which an estimate is forgotten.

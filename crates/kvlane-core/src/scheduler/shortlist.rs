@@ -158,7 +158,7 @@ impl Scheduler {
             now,
             output_tokens: self.learning.forecast.tokens(request),
             usual_output_tokens: self.learning.forecast.usual_tokens(),
-            peers: None,
+            peers: self.peers.salt(),
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],
@@ -207,6 +207,7 @@ mod tests {
     use super::*;
     use crate::breaker;
     use crate::cache_accuracy::Feed;
+    use crate::replica::ReplicaId;
     use crate::request::RequestId;
     use crate::rng::Rng;
     use crate::scheduler::{Config, Input};
@@ -258,7 +259,7 @@ mod tests {
             now: world.now,
             output_tokens: scheduler.learning.forecast.tokens(request),
             usual_output_tokens: scheduler.learning.forecast.usual_tokens(),
-            peers: None,
+            peers: scheduler.peers.salt(),
             rng: &mut Rng::new(1),
             reason: Reason::default(),
             work: [None; 2],
@@ -284,8 +285,12 @@ mod tests {
         ) {
             let mut rng = Rng::new(seed);
             let mut world = fleet(endpoints, max_requests_per_endpoint);
+            let others = rng.below(3) as u64;
             for id in 0..150 {
                 world.now += Nanos::from_millis(rng.below(2000) as u64);
+                for replica in (0..others).map(ReplicaId) {
+                    world.step(Input::Heard { replica, number: id, shares: Vec::new(), services: Vec::new(), learned: Vec::new() });
+                }
                 for _ in 0..rng.below(6) {
                     let input = happens(&mut rng, endpoints, id);
                     world.step(input);

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! where only `queued`, `d`, `f`, `r`, `context`, `work`, the factors and, through `p`, the cached tokens differ between
-//! endpoints. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
+//! endpoints. With other routers it is multiplied by the endpoint's [`preference`]. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
 //! endpoint, in single precision, eight operations at a time.
 //!
 //! What that loses: all numbers are sums and products of terms that are not negative, so the relative error of a price
@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, WORK_MEMORY_S, Work};
+use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, WORK_MEMORY_S, Work, preference};
 use crate::columns::{CHUNK, Chunk, Column, Fleet};
 use crate::endpoint::EndpointId;
 use crate::policy::PickContext;
@@ -140,14 +140,8 @@ impl Weights {
         self.token_s * tokens + self.pair_s * (tokens * cached_tokens + 0.5 * tokens * (tokens + 1.0))
     }
 
-    /// Prices a chunk. Returns the least price.
-    fn price(
-        &self,
-        chunk: &Chunk,
-        has_cached: bool,
-        work: Option<(&WorkChunk, f32)>,
-        costs: &mut Column,
-    ) -> f32 {
+    /// Prices a chunk.
+    fn price(&self, chunk: &Chunk, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) {
         let mut prefill_s = [self.prefill_s(0.0); CHUNK];
         if has_cached {
             for (prefill_s, &cached_tokens) in prefill_s.iter_mut().zip(&chunk.cached_tokens) {
@@ -170,14 +164,18 @@ impl Weights {
                 *cost += self.work * work.secs[at] / (1.0 + spans + 0.5 * spans * spans);
             }
         }
-        let mut least = [f32::INFINITY; LANES];
-        for lanes in costs.chunks_exact(LANES) {
-            for (least, &cost) in least.iter_mut().zip(lanes) {
-                *least = if cost < *least { cost } else { *least };
-            }
-        }
-        least.into_iter().fold(f32::INFINITY, f32::min)
     }
+}
+
+/// The least price of a chunk.
+fn least_of(costs: &Column) -> f32 {
+    let mut least = [f32::INFINITY; LANES];
+    for lanes in costs.chunks_exact(LANES) {
+        for (least, &cost) in least.iter_mut().zip(lanes) {
+            *least = if cost < *least { cost } else { *least };
+        }
+    }
+    least.into_iter().fold(f32::INFINITY, f32::min)
 }
 
 // === impl FleetCost ===
@@ -202,7 +200,12 @@ impl FleetCost {
         let mut least = f32::INFINITY;
         for (at, chunk) in chunks.iter().enumerate() {
             let (costs, chunk_least) = &mut self.costs[at];
-            *chunk_least = weights.price(chunk, fleet.has_cached, work_at(at), costs);
+            weights.price(chunk, fleet.has_cached, work_at(at), costs);
+            if terms.peers.is_some() {
+                let slots = at * CHUNK..;
+                costs.iter_mut().zip(slots).for_each(|(cost, slot)| *cost *= preference(terms.peers, slot) as f32);
+            }
+            *chunk_least = least_of(costs);
             least = least.min(*chunk_least);
         }
         if least == f32::INFINITY {
