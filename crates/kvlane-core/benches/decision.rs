@@ -54,7 +54,7 @@ fn world(policy: &str, shares: bool) -> (Router, Vec<Vec<BlockHash>>) {
         block_tokens: 64,
     });
     if shares {
-        router.share();
+        router.share(kvlane_core::replica::ReplicaId(1));
     }
     let mut out = Vec::new();
     let endpoints: Vec<EndpointId> = (0..ENDPOINTS)

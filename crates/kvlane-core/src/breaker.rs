@@ -71,6 +71,8 @@ pub struct Breaker {
     closed_at: Nanos,
     /// The probe request while half-open.
     probe: Option<RequestId>,
+    /// How often it has opened, or closed after that: see [`Breaker::changes`].
+    changes: u32,
 }
 
 // === impl State ===
@@ -102,6 +104,12 @@ impl Breaker {
     /// End of the cool-down, while open.
     pub fn until(&self) -> Option<Nanos> {
         (self.state == State::Open).then_some(self.until)
+    }
+
+    /// What the breakers of other routers are told: how often it has opened, or closed after that. An odd number while
+    /// requests from here fail.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
     }
 
     /// Whether it admits a request.
@@ -142,6 +150,7 @@ impl Breaker {
         let factor = 1u64.checked_shl(self.opened_in_a_row).unwrap_or(u64::MAX);
         let cooldown = Nanos(config.cooldown.0.saturating_mul(factor)).min(config.cooldown_max);
         self.until = now + jittered(cooldown, rng);
+        self.changes = self.changes.wrapping_add(u32::from(is_even(self.changes)));
         self.opened = self.opened.wrapping_add(1);
         self.opened_in_a_row = self.opened_in_a_row.saturating_add(1);
         self.probe = None;
@@ -169,6 +178,22 @@ impl Breaker {
             return false;
         }
         (self.state, self.closed_at, self.probe) = (State::Closed, now, None);
+        self.changes = self.changes.wrapping_add(u32::from(!is_even(self.changes)));
+        true
+    }
+
+    /// The breaker of another router has opened (`changes` is odd) or closed. Here, too, one request is let through, and
+    /// what becomes of it counts. Returns whether the state changed.
+    pub(crate) fn changed_elsewhere(&mut self, changes: u32, config: &Config) -> bool {
+        let is_hint = match self.state {
+            State::Closed => !is_even(changes),
+            State::Open => is_even(changes),
+            State::HalfOpen => false,
+        };
+        if !is_hint || config.failure_threshold == 0 {
+            return false;
+        }
+        self.state = State::HalfOpen;
         true
     }
 
@@ -185,6 +210,10 @@ impl Breaker {
         }
         ripe
     }
+}
+
+fn is_even(changes: u32) -> bool {
+    changes.is_multiple_of(2)
 }
 
 /// A span that is up to [`JITTER`] longer or shorter.
@@ -286,9 +315,54 @@ mod tests {
     }
 
     #[test]
+    fn other_routers_are_told_when_it_opens_and_when_it_closes() {
+        let mut breaker = Breaker::default();
+        let mut now = Nanos(1);
+        let mut told = vec![breaker.changes()];
+        for fails in [true, true, true, false, true, true] {
+            match fails {
+                true => _ = fail(&mut breaker, now),
+                false => _ = breaker.succeeded(now, breaker.era()),
+            }
+            told.push(breaker.changes());
+            now = breaker.until().unwrap_or(now);
+            breaker.end_cooldown(now);
+        }
+        assert_eq!(told, [0, 0, 1, 1, 2, 2, 3], "a second cool-down is no news");
+    }
+
+    #[test]
+    fn what_another_router_found_is_tried_once_and_not_told_on() {
+        for (fails, after) in [(true, (State::Open, 1)), (false, (State::Closed, 0))] {
+            let mut breaker = Breaker::default();
+            assert!(!breaker.changed_elsewhere(2, &config()), "it has closed there, and is closed here");
+            assert!(breaker.changed_elsewhere(3, &config()) && breaker.admits());
+            assert!(!breaker.changed_elsewhere(5, &config()), "it is being tried");
+            breaker.placed(RequestId(1));
+            assert_eq!((breaker.admits(), breaker.changes()), (false, 0));
+            match fails {
+                true => _ = fail(&mut breaker, Nanos(9)),
+                false => _ = breaker.succeeded(Nanos(9), breaker.era()),
+            }
+            assert_eq!((breaker.state(), breaker.changes()), after);
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_answers_another_router_is_tried_before_the_cool_down_ends() {
+        let mut breaker = Breaker::default();
+        (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
+        assert!(!breaker.changed_elsewhere(1, &config()), "it fails there, too");
+        assert!(breaker.changed_elsewhere(2, &config()) && breaker.admits());
+        assert!(!fail(&mut Breaker::default(), Nanos(1)) && fail(&mut breaker, Nanos(2)));
+        assert_eq!(breaker.state(), State::Open);
+    }
+
+    #[test]
     fn without_a_threshold_it_never_opens() {
         let never = Config { failure_threshold: 0, ..config() };
         let mut breaker = Breaker::default();
+        assert!(!breaker.changed_elsewhere(1, &never));
         assert!((0..100).all(|n| !breaker.failed(Nanos(n), 0, &never, &mut Rng::new(0))));
         assert!(breaker.admits());
     }

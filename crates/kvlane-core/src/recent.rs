@@ -47,6 +47,11 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         self.young.iter().chain(&self.old)
     }
 
+    /// All values, in no particular order, without marking them as used.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.young.values_mut().chain(self.old.values_mut())
+    }
+
     /// Sets the value of a key.
     pub fn insert(&mut self, key: K, value: V) {
         self.old.remove(&key);

@@ -232,6 +232,12 @@ impl SessionAdmission {
         self.forget();
     }
 
+    /// Another router has placed a turn of a conversation, which counts as over: when it will be is not known here.
+    pub(crate) fn heard(&mut self, now: Nanos, key: SessionKey, prompt_tokens: u64) {
+        self.enter(now, key);
+        self.leave(now, key, Some(prompt_tokens));
+    }
+
     /// Makes conversations inactive that have been idle for too long.
     pub(crate) fn expire(&mut self, now: Nanos) {
         while let Some(&(since, key)) = self.idle.first()
@@ -392,6 +398,18 @@ mod tests {
         assert_eq!(admission.lane(SessionKey(2)), Lane::New);
         assert_eq!(admission.next_deadline(), None);
         admission.check();
+    }
+
+    #[test]
+    fn a_conversation_with_turns_at_another_router_is_active_and_takes_room() {
+        let mut admission = admission(1, 1000);
+        admission.heard(secs(1), SessionKey(1), 600);
+        admission.check();
+        assert_eq!((admission.lane(SessionKey(1)), admission.idle_tokens), (Lane::Active, 600));
+        admission.enter(secs(2), SessionKey(1));
+        admission.heard(secs(3), SessionKey(1), 700);
+        admission.check();
+        assert_eq!((admission.busy_tokens, admission.idle_tokens), (700, 0), "it also has a request here");
     }
 
     #[test]

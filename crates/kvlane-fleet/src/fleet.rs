@@ -131,12 +131,11 @@ impl Fleet {
     pub fn new_pool(&self, model: &str) -> ModelPool {
         let router = Router::new(self.router_config(model));
         self.recordings.attach(&router, model);
-        if self.replicas.are_told() {
-            router.share();
-        }
+        let own = self.replicas.own();
+        own.into_iter().for_each(|own| router.share(own));
         let (counting, metrics) = (self.tokenizers.counting(model), self.metrics.pool(model));
         let pool = ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone());
-        if self.replicas.are_told() { pool.announcing(Arc::clone(&self.replicas.placed)) } else { pool }
+        if own.is_some() { pool.announcing(Arc::clone(&self.replicas.placed)) } else { pool }
     }
 
     /// The configuration of the router of `model`'s pool.

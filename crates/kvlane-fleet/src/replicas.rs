@@ -83,9 +83,9 @@ impl Replicas {
         self.state().own = Some(own);
     }
 
-    /// Whether it does.
-    pub fn are_told(&self) -> bool {
-        self.state().own.is_some()
+    /// This replica, if it exchanges news.
+    pub fn own(&self) -> Option<ReplicaId> {
+        self.state().own
     }
 
     /// A replica was heard.

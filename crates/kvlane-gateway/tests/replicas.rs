@@ -4,10 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use kvlane_core::breaker::State;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::replica::ReplicaId;
 use kvlane_gateway::config::{Config, LimitSpec};
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, eventually, soon};
+use kvlane_gateway::testing::{
+    FakeEngine, TestGateway, chat, chat_stream, config, eventually, next_call, soon,
+};
 use kvlane_wire::replica::{Hello, hello};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
@@ -200,6 +203,100 @@ async fn a_prompt_that_one_replica_has_sent_is_placed_by_the_other_where_it_is_c
     for (n, worker) in sent.iter().enumerate() {
         assert_eq!(ask(&b, &engines, &prompt(n)).await, (worker.clone(), "prefix_hit".into()), "prompt {n}");
     }
+    a.end().await;
+    b.end().await;
+}
+
+/// The state of the breaker of an engine.
+fn breaker(gateway: &TestGateway, engine: &FakeEngine) -> State {
+    let pool = gateway.pool("m");
+    pool.router.read(|scheduler| {
+        let mut endpoints = scheduler.pool().endpoints();
+        endpoints.find(|one| *one.name == *engine.url()).expect("an endpoint").breaker.state()
+    })
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_at_one_replica_gets_one_request_of_the_other() {
+    let (good, bad) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&good, &bad];
+    let mut in_turn = replica();
+    in_turn.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    let a = TestGateway::start(in_turn.clone(), &engines).await;
+    let b = TestGateway::start(in_turn, &engines).await;
+    meet(&[&a, &b]).await;
+    let served = async |gateway: &TestGateway, bad_status: u16| {
+        let engines = async {
+            let (mut tried, mut status) = (Vec::new(), 500);
+            while status == 500 {
+                let (at, call) = next_call(&engines).await;
+                status = if at == 1 { bad_status } else { 200 };
+                tried.push(at);
+                call.answer(status, "{}").await;
+            }
+            tried
+        };
+        let (reply, tried) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "x")), engines);
+        assert_eq!(reply.status, 200);
+        tried
+    };
+    while breaker(&a, &bad) == State::Closed {
+        served(&a, 500).await;
+    }
+    eventually("the other doubts the engine", || breaker(&b, &bad) == State::HalfOpen).await;
+    let mut tried = Vec::new();
+    for _ in 0..4 {
+        tried.extend(served(&b, 500).await);
+    }
+    assert_eq!(
+        (breaker(&b, &bad), tried.iter().filter(|at| **at == 1).count()),
+        (State::Open, 1),
+        "{tried:?}"
+    );
+    while breaker(&a, &bad) != State::Closed {
+        served(&a, 200).await;
+    }
+    eventually("the other tries it again", || breaker(&b, &bad) != State::Open).await;
+    while breaker(&b, &bad) != State::Closed {
+        served(&b, 200).await;
+    }
+    a.end().await;
+    b.end().await;
+}
+
+#[tokio::test]
+async fn a_conversation_stays_at_its_engine_whichever_replica_gets_its_next_turn() {
+    let (one, two) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&one, &two];
+    let mut sticky = replica();
+    sticky.routing.policy = PolicyConfig::by_name("session_sticky").expect("a policy");
+    let a = TestGateway::start(sticky.clone(), &engines).await;
+    let b = TestGateway::start(sticky, &engines).await;
+    meet(&[&a, &b]).await;
+    let turn = async |gateway: &TestGateway, session: usize| {
+        let fields = format!("x-session-id: {session}\r\n");
+        let served = async {
+            let (at, call) = next_call(&engines).await;
+            call.answer(200, "{}").await;
+            at
+        };
+        let mut client = gateway.client().await;
+        client.request_with("POST", CHAT, &fields, &chat("m", &prompt(session))).await;
+        let (reply, at) = tokio::join!(client.reply(), served);
+        (at, reply.header("x-router-reason").expect("told").to_owned())
+    };
+    let mut places = Vec::new();
+    for session in 0..6 {
+        places.push(turn(&a, session).await.0);
+    }
+    // What is in flight is told after the turns before it.
+    let client = a.begin(chat_stream("m", "x")).await;
+    let (_, call) = next_call(&engines).await;
+    eventually("the other knows all turns", || elsewhere(&b) == 1).await;
+    for (session, place) in places.into_iter().enumerate() {
+        assert_eq!(turn(&b, session).await, (place, "affinity".into()), "conversation {session}");
+    }
+    drop((client, call));
     a.end().await;
     b.end().await;
 }

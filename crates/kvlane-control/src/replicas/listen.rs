@@ -283,6 +283,8 @@ impl Resolver {
         known.shares = news.shares.into_iter().filter_map(|(name, share)| Some((id(name)?, share))).collect();
         let learned = news.learned.into_iter();
         known.learned = learned.filter_map(|(of, estimate)| Some((of.named(&mut id)?, estimate))).collect();
+        let turns = news.turns.into_iter();
+        known.turns = turns.filter_map(|(name, turn)| Some((id(name)?, turn))).collect();
         if news.block_tokens == pool.router.block_tokens() {
             let prompts = news.prompts.into_iter();
             known.prompts =

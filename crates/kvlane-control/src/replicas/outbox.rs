@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
-use kvlane_core::replica::{Estimate, Service, Share, Subject};
-use kvlane_core::request::TenantKey;
+use kvlane_core::replica::{Estimate, Service, Share, Subject, Turn};
+use kvlane_core::request::{SessionKey, TenantKey};
 use kvlane_wire::replica::News;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -23,6 +23,8 @@ const USAGES_MAX: usize = 1 << 14;
 const SERVICES_MAX: usize = 1 << 13;
 /// Most estimates that wait, of one pool: more than two for each of 10,000 endpoints.
 const LEARNED_MAX: usize = 1 << 15;
+/// Most turns of conversations that wait, of one pool; of further conversations nothing is told until their next turn.
+const TURNS_MAX: usize = 1 << 15;
 /// Bytes of a mark in a frame.
 const MARK_BYTES: f64 = 8.0;
 /// Share of a second's bytes that marks leave to loads.
@@ -57,6 +59,7 @@ struct OfPool {
     shares: BTreeMap<Arc<str>, Share>,
     services: BTreeMap<(i8, u8, Option<TenantKey>), Service>,
     learned: BTreeMap<Subject<Arc<str>>, Estimate>,
+    turns: BTreeMap<SessionKey, (Arc<str>, Turn)>,
     block_tokens: u32,
     prompts: VecDeque<(Arc<str>, Vec<BlockHash>)>,
     /// There is more than marks that had no room.
@@ -94,6 +97,11 @@ impl Outbox {
         for (of, estimate) in &news.learned {
             if waiting.learned.len() < LEARNED_MAX || waiting.learned.contains_key(of) {
                 waiting.learned.insert(of.clone(), *estimate);
+            }
+        }
+        for (name, turn) in &news.turns {
+            if waiting.turns.len() < TURNS_MAX || waiting.turns.contains_key(&turn.session) {
+                waiting.turns.insert(turn.session, (Arc::clone(name), *turn));
             }
         }
         let mut shed = 0;
@@ -158,8 +166,9 @@ impl Outbox {
                 let (number, block_tokens) = (waiting.number, waiting.block_tokens);
                 let services = std::mem::take(&mut waiting.services).into_values().collect();
                 let learned = std::mem::take(&mut waiting.learned).into_iter().collect();
+                let turns = std::mem::take(&mut waiting.turns).into_values().collect();
                 let pool = Arc::clone(pool);
-                news.push(News { pool, number, shares, services, learned, block_tokens, prompts });
+                news.push(News { pool, number, shares, services, learned, turns, block_tokens, prompts });
             }
         }
         pools.retain(|_, waiting| !waiting.prompts.is_empty());
@@ -234,7 +243,7 @@ mod tests {
     use super::*;
 
     fn share(requests: u32) -> Share {
-        Share { in_flight: InFlight { requests, ..InFlight::default() }, placed_s: 0.0 }
+        Share { in_flight: InFlight { requests, ..InFlight::default() }, ..Share::default() }
     }
 
     fn news(number: u64, shares: &[(&str, u32)], marks: usize) -> News {
@@ -292,6 +301,23 @@ mod tests {
         assert_eq!(observations, [1, 2, 1], "those that were not told again wait");
         outbox.put(&learned(3, 0..LEARNED_MAX as u32 + 5), true);
         assert_eq!(outbox.take(0).news[0].learned.len(), LEARNED_MAX);
+    }
+
+    #[test]
+    fn the_last_turns_win_and_are_bounded() {
+        let outbox = Outbox::default();
+        let turns = |number, sessions: std::ops::Range<u64>| News {
+            turns: sessions
+                .map(|n| ("a".into(), Turn { session: SessionKey(n), stamp: number, prompt_tokens: 1 }))
+                .collect(),
+            ..news(number, &[], 0)
+        };
+        outbox.put(&turns(1, 0..3), false);
+        outbox.put(&turns(2, 1..2), true);
+        let taken = outbox.take(0);
+        assert_eq!(taken.news[0].turns.iter().map(|(_, turn)| turn.stamp).collect::<Vec<_>>(), [1, 2, 1]);
+        outbox.put(&turns(3, 0..TURNS_MAX as u64 + 5), false);
+        assert_eq!(outbox.take(0).news[0].turns.len(), TURNS_MAX);
     }
 
     #[test]

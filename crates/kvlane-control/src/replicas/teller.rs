@@ -50,7 +50,7 @@ pub(super) async fn tell(shared: Arc<Shared>) {
                 continue;
             }
             let told = pool.router.tell(all);
-            if all || !(told.shares.is_empty() && told.prompts.is_empty() && told.services.is_empty()) {
+            if all || !told.is_empty() {
                 put(News { number: shared.number(), ..named(pool, told) });
             }
         }
@@ -86,11 +86,12 @@ async fn placed_or(placed: &Notify, earliest: Instant, latest: Instant) {
 
 /// News with the names of endpoints. Those that have left meanwhile have none.
 pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
-    let core::News { number, shares, services, learned, prompts } = told;
+    let core::News { number, shares, services, learned, turns, prompts } = told;
     let name = |id| pool.endpoint(id).map(|endpoint| Arc::clone(&endpoint.name));
     let shares = shares.into_iter().filter_map(|(id, share)| Some((name(id)?, share))).collect();
     let learned =
         learned.into_iter().filter_map(|(of, estimate)| Some((of.named(name)?, estimate))).collect();
+    let turns = turns.into_iter().filter_map(|(id, turn)| Some((name(id)?, turn))).collect();
     let prompts = prompts.into_iter().filter_map(|sent| Some((name(sent.endpoint)?, sent.marks))).collect();
     News {
         pool: pool.model.as_str().into(),
@@ -98,6 +99,7 @@ pub(super) fn named(pool: &ModelPool, told: core::News) -> News {
         shares,
         services,
         learned,
+        turns,
         block_tokens: pool.router.block_tokens(),
         prompts,
     }

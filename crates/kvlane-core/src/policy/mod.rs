@@ -19,7 +19,7 @@ use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
 use crate::rates::Rates;
-use crate::request::SchedulingRequest;
+use crate::request::{SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::time::Nanos;
 
@@ -351,6 +351,16 @@ pub trait Policy: Send {
     /// The same policy in another replica has given an endpoint work, in seconds as of [`PickContext::work`].
     fn placed_elsewhere(&mut self, now: Nanos, endpoint: EndpointId, work_s: f64) {
         let _ = (now, endpoint, work_s);
+    }
+
+    /// Whether it remembers where conversations are.
+    fn keeps_sessions(&self) -> bool {
+        false
+    }
+
+    /// The same policy in another replica has placed the last turn of a conversation.
+    fn turn_elsewhere(&mut self, session: SessionKey, endpoint: EndpointId, prompt_tokens: u32) {
+        let _ = (session, endpoint, prompt_tokens);
     }
 }
 

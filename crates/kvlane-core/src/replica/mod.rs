@@ -10,6 +10,7 @@
 //! forgets: it has no order either.
 
 mod estimates;
+mod homes;
 mod peers;
 
 use serde::{Deserialize, Serialize};
@@ -18,10 +19,11 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
 use crate::rates::SAMPLES_MAX;
-use crate::request::TenantKey;
+use crate::request::{SessionKey, TenantKey};
 use crate::time::Nanos;
 
 pub(crate) use estimates::Estimates;
+pub(crate) use homes::Homes;
 pub(crate) use peers::Peers;
 
 /// How often a router tells everything: what was lost is repaired, and a router that has nothing in flight shows that it
@@ -45,6 +47,10 @@ pub struct Share {
     /// Seconds of work that its policy has placed there since its start.
     #[serde(default)]
     pub placed_s: f64,
+    /// How often its breaker of the endpoint has opened, or closed after that: an odd number while requests from there
+    /// fail.
+    #[serde(default)]
+    pub breaker_changes: u32,
 }
 
 /// What one router has charged a tenant for service, in one lane of its queue.
@@ -62,6 +68,17 @@ pub struct Service {
     pub tokens: i64,
 }
 
+/// A turn of a conversation that one router has placed, if where conversations are matters to its placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The conversation.
+    pub session: SessionKey,
+    /// Of two turns of a conversation, the one with the larger stamp is the later one, to all routers.
+    pub stamp: u64,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+}
+
 /// News of one router.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct News {
@@ -73,6 +90,8 @@ pub struct News {
     pub services: Vec<Service>,
     /// What it has learned from its own answers where that has changed. Told once a second at most.
     pub learned: Vec<(Subject, Estimate)>,
+    /// The last turns of conversations, with their endpoints, where they are new.
+    pub turns: Vec<(EndpointId, Turn)>,
     /// Prompts that it has sent.
     pub prompts: Vec<SentPrompt>,
 }
@@ -125,6 +144,20 @@ const CONTEXT_SHARE: u64 = 16;
 /// Change of an estimate, and of the number of its observations, from which it is news.
 const ESTIMATE_CHANGE: f64 = 0.05;
 const OBSERVATIONS_CHANGE: f64 = 1.25;
+
+// === impl News ===
+
+impl News {
+    /// Whether it says nothing, other than that its router lives.
+    pub fn is_empty(&self) -> bool {
+        let Self { number: _, shares, services, learned, turns, prompts } = self;
+        shares.is_empty()
+            && services.is_empty()
+            && learned.is_empty()
+            && turns.is_empty()
+            && prompts.is_empty()
+    }
+}
 
 // === impl Subject ===
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{LEASE, PeerState, ReplicaId, Share};
-use crate::endpoint::{EndpointId, Pool};
+use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
 use crate::rng::Rng;
 use crate::table::ByEndpoint;
@@ -31,15 +31,15 @@ struct Peer {
 
 impl Peers {
     /// Takes over news, as far as it is newer than what was heard. `placed` is told of seconds of work placed on an
-    /// endpoint since.
+    /// endpoint since, and `changed` of a breaker that has opened or closed since.
     pub(crate) fn hear(
         &mut self,
         now: Nanos,
-        replica: ReplicaId,
-        number: u64,
+        (replica, number): (ReplicaId, u64),
         shares: &[(EndpointId, Share)],
         pool: &mut Pool,
         mut placed: impl FnMut(EndpointId, f64),
+        mut changed: impl FnMut(&mut Endpoint, u32),
     ) {
         if self.peers.len() >= PEERS_MAX && !self.peers.contains_key(&replica) {
             return;
@@ -64,6 +64,9 @@ impl Peers {
                 before.in_flight.less(&share.in_flight);
             endpoint.pace.prefilled_tokens += tokens;
             endpoint.pace.prefilled_pairs += pairs;
+            if share.breaker_changes != before.breaker_changes {
+                changed(endpoint, share.breaker_changes);
+            }
             // Work placed before this router knew the other one was placed at an unknown time.
             if !is_first && share.placed_s > before.placed_s {
                 placed(id, share.placed_s - before.placed_s);
@@ -163,7 +166,7 @@ mod tests {
     fn share(requests: u32) -> Share {
         let in_flight =
             InFlight { requests, context_tokens: 1000 * u64::from(requests), ..InFlight::default() };
-        Share { in_flight, placed_s: 0.0 }
+        Share { in_flight, ..Share::default() }
     }
 
     fn elsewhere(pool: &Pool) -> Vec<InFlight> {
@@ -184,7 +187,7 @@ mod tests {
             let hear = |peers: &mut Peers, pool: &mut Pool, n: usize| {
                 let (replica, endpoint, requests) = told[n];
                 let news = [(ids[endpoint], share(requests))];
-                peers.hear(SECOND, ReplicaId(replica), n as u64 + 1, &news, pool, |_, _| {});
+                peers.hear(SECOND, (ReplicaId(replica), n as u64 + 1), &news, pool, |_, _| {}, |_, _| {});
             };
             (0..told.len()).for_each(|n| hear(&mut in_order, &mut straight, n));
             order.iter().for_each(|n| hear(&mut in_disorder, &mut crooked, n.index(told.len())));
@@ -213,14 +216,14 @@ mod tests {
         let (mut pool, ids) = pool(1);
         let mut peers = Peers::default();
         for (at, replica) in [(SECOND, 1), (SECOND + SECOND, 2)] {
-            peers.hear(at, ReplicaId(replica), 1, &[(ids[0], share(5))], &mut pool, |_, _| {});
+            peers.hear(at, (ReplicaId(replica), 1), &[(ids[0], share(5))], &mut pool, |_, _| {}, |_, _| {});
         }
         let requests = |pool: &Pool| elsewhere(pool)[0].requests;
         peers.expire(SECOND + LEASE - Nanos(1), &mut pool);
         assert_eq!(requests(&pool), 10);
         peers.expire(SECOND + LEASE, &mut pool);
         assert_eq!((requests(&pool), peers.states().count()), (5, 1));
-        peers.hear(SECOND + LEASE, ReplicaId(2), 2, &[], &mut pool, |_, _| {});
+        peers.hear(SECOND + LEASE, (ReplicaId(2), 2), &[], &mut pool, |_, _| {}, |_, _| {});
         peers.expire(SECOND + LEASE + SECOND, &mut pool);
         assert_eq!(requests(&pool), 5, "it was heard, though it had no news of this endpoint");
         peers.expire(SECOND + LEASE + LEASE, &mut pool);
@@ -234,9 +237,14 @@ mod tests {
         let mut placed_s = 0.0;
         for (number, total_s) in [(1, 10.0), (3, 14.0), (3, 14.0), (2, 12.0), (4, 15.0)] {
             let share = Share { placed_s: total_s, ..share(1) };
-            peers.hear(SECOND, ReplicaId(1), number, &[(ids[0], share)], &mut pool, |_, more_s| {
-                placed_s += more_s
-            });
+            peers.hear(
+                SECOND,
+                (ReplicaId(1), number),
+                &[(ids[0], share)],
+                &mut pool,
+                |_, more_s| placed_s += more_s,
+                |_, _| {},
+            );
         }
         assert_eq!(placed_s, 5.0);
     }
@@ -247,7 +255,7 @@ mod tests {
             let (mut pool, _) = pool(0);
             let mut peers = Peers::default();
             for other in (0..4).filter(|other| *other != own) {
-                peers.hear(SECOND, ReplicaId(other), 1, &[], &mut pool, |_, _| {});
+                peers.hear(SECOND, (ReplicaId(other), 1), &[], &mut pool, |_, _| {}, |_, _| {});
             }
             peers.salt()
         };
@@ -263,8 +271,8 @@ mod tests {
         for (number, prefill_tokens) in [(1, 4000), (2, 6000), (3, 1000), (4, 0)] {
             let in_flight =
                 InFlight { prefill_tokens, prefill_pairs: 10 * prefill_tokens, ..InFlight::default() };
-            let news = [(ids[0], Share { in_flight, placed_s: 0.0 })];
-            peers.hear(SECOND, ReplicaId(1), number, &news, &mut pool, |_, _| {});
+            let news = [(ids[0], Share { in_flight, ..Share::default() })];
+            peers.hear(SECOND, (ReplicaId(1), number), &news, &mut pool, |_, _| {}, |_, _| {});
         }
         let pace = pool.get(ids[0]).expect("there").pace;
         assert_eq!((pace.prefilled_tokens, pace.prefilled_pairs), (6000, 60_000));
@@ -274,11 +282,18 @@ mod tests {
     fn a_successor_in_the_same_slot_begins_without_load() {
         let (mut pool, ids) = pool(1);
         let mut peers = Peers::default();
-        peers.hear(SECOND, ReplicaId(1), 1, &[(ids[0], share(5))], &mut pool, |_, _| {});
+        peers.hear(SECOND, (ReplicaId(1), 1), &[(ids[0], share(5))], &mut pool, |_, _| {}, |_, _| {});
         pool.leave(ids[0]);
         let next = pool.next_id().expect("room");
         pool.join(next, "next".into());
-        peers.hear(SECOND, ReplicaId(1), 2, &[(ids[0], share(7)), (next, share(1))], &mut pool, |_, _| {});
+        peers.hear(
+            SECOND,
+            (ReplicaId(1), 2),
+            &[(ids[0], share(7)), (next, share(1))],
+            &mut pool,
+            |_, _| {},
+            |_, _| {},
+        );
         assert_eq!(elsewhere(&pool)[0].requests, 1);
         peers.expire(SECOND + LEASE, &mut pool);
         assert_eq!(elsewhere(&pool)[0], InFlight::default());

@@ -54,8 +54,9 @@ impl Shared {
 }
 
 impl Router {
-    /// Begins to keep news for other routers.
-    pub fn share(&self) {
+    /// Begins to keep news for other routers, which know this one as `own`.
+    pub fn share(&self, own: ReplicaId) {
+        self.state().scheduler.share(own);
         self.shares.store(true, Ordering::Relaxed);
     }
 
@@ -80,8 +81,8 @@ impl Router {
 
     /// Takes over the news of another router.
     pub fn hear(&self, now: Nanos, replica: ReplicaId, news: News, out: &mut Vec<Output>) {
-        let News { number, shares, services, learned, prompts } = news;
-        self.step(now, Input::Heard { replica, number, shares, services, learned }, out);
+        let News { number, shares, services, learned, turns, prompts } = news;
+        self.step(now, Input::Heard { replica, number, shares, services, learned, turns }, out);
         if prompts.is_empty() {
             return;
         }

@@ -162,8 +162,8 @@ mod tests {
     }
 
     fn hear(world: &mut World, replica: u64, number: u64, learned: Vec<(Subject, Estimate)>) {
-        let (shares, services) = (Vec::new(), Vec::new());
-        world.step(Input::Heard { replica: ReplicaId(replica), number, shares, services, learned });
+        let (replica, shares, services) = (ReplicaId(replica), Vec::new(), Vec::new());
+        world.step(Input::Heard { replica, number, shares, services, learned, turns: Vec::new() });
     }
 
     fn prefill_s(world: &World, slot: u16) -> f64 {

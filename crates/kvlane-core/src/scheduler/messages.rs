@@ -11,7 +11,7 @@ use crate::decision::{Placement, Refused};
 use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
-use crate::replica::{Estimate, ReplicaId, Service, Share, Subject};
+use crate::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
@@ -206,6 +206,9 @@ pub enum Input {
         /// What it has learned from its own answers.
         #[serde(default)]
         learned: Vec<(Subject, Estimate)>,
+        /// The last turns of conversations, with their endpoints.
+        #[serde(default)]
+        turns: Vec<(EndpointId, Turn)>,
     },
     /// Only time has passed.
     Tick,

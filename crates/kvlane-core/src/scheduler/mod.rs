@@ -33,7 +33,7 @@ use crate::load::InFlight;
 use crate::policy::{Candidate, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
-use crate::replica::Peers;
+use crate::replica::{Homes, Peers};
 use crate::request::RequestId;
 use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
@@ -80,6 +80,8 @@ pub struct Scheduler {
     peers: Peers,
     told: Told,
     learned: Learned,
+    /// Where conversations are, if there may be other routers.
+    homes: Option<Homes>,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
     queue_blocked: bool,
     /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
@@ -121,6 +123,7 @@ impl Scheduler {
             peers: Peers::default(),
             told: Told::default(),
             learned: Learned::default(),
+            homes: None,
             queue_blocked: false,
             dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
@@ -196,8 +199,9 @@ impl Scheduler {
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
-            Input::Heard { replica, number, shares, services, learned } => {
-                self.heard(now, (replica, number), &shares, &services, &learned);
+            Input::Heard { replica, number, shares, services, learned, turns } => {
+                self.hear_turns(now, &turns);
+                self.heard(now, (replica, number), &shares, &services, &learned, out);
             }
             Input::Tick => {}
         }

@@ -60,6 +60,9 @@ impl Scheduler {
             let rows = (&self.rows[..], self.shortlist.left_out);
             self.receipts.push(now, request, output_tokens, placement, rows, costs);
         }
+        if let Some(session) = request.session {
+            self.note_turn(session, endpoint, request.prompt_tokens);
+        }
         let mut turn = None;
         if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {
             admission.placed(session, request.prompt_tokens, picked.load.in_flight.prefilling > 0);

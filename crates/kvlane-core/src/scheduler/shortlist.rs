@@ -289,7 +289,7 @@ mod tests {
             for id in 0..150 {
                 world.now += Nanos::from_millis(rng.below(2000) as u64);
                 for replica in (0..others).map(ReplicaId) {
-                    world.step(Input::Heard { replica, number: id, shares: Vec::new(), services: Vec::new(), learned: Vec::new() });
+                    world.step(Input::Heard { replica, number: id, shares: Vec::new(), services: Vec::new(), learned: Vec::new(), turns: Vec::new() });
                 }
                 for _ in 0..rng.below(6) {
                     let input = happens(&mut rng, endpoints, id);

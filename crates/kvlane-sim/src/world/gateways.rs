@@ -173,7 +173,7 @@ impl Gateways {
         config.scheduler.seed = config.scheduler.seed.wrapping_add(replica.0 << 32);
         let router = Router::new(config);
         if self.exchange.is_some() || self.is_sketched {
-            router.share();
+            router.share(replica);
         }
         let ahead = match self.skew {
             Nanos::ZERO => Nanos::ZERO,

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
-use kvlane_core::request::TenantKey;
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
+use kvlane_core::request::{SessionKey, TenantKey};
 use kvlane_core::time::Nanos;
 
 use super::frame::{
@@ -107,6 +107,10 @@ impl Decoder {
                     return Err(DecodeError::TooMany("estimates"));
                 }
                 (9, Field::Bytes(learned)) => news.learned.extend(self.read_learned(learned)?),
+                (10, Field::Bytes(_)) if news.turns.len() == SHARES_MAX => {
+                    return Err(DecodeError::TooMany("turns"));
+                }
+                (10, Field::Bytes(turn)) => news.turns.push(self.read_turn(turn)?),
                 _ => {}
             }
         }
@@ -128,7 +132,7 @@ impl Decoder {
     }
 
     fn read_share(&self, message: &[u8]) -> Result<(Arc<str>, Share), DecodeError> {
-        let (mut endpoint, mut placed_s) = (0, 0.0);
+        let (mut endpoint, mut placed_s, mut breaker_changes) = (0, 0.0, 0);
         let mut load = InFlight::default();
         for field in checked_fields(message) {
             let (field, Field::Number(value)) = field? else { continue };
@@ -141,13 +145,29 @@ impl Decoder {
                 6 => load.prefill_pairs = value,
                 7 => load.context_tokens = value,
                 8 => placed_s = f64::from_bits(value),
+                9 => breaker_changes = small("breaker_changes", value)?,
                 _ => {}
             }
         }
         if !(placed_s.is_finite() && placed_s >= 0.0) {
             return Err(DecodeError::Number("placed_s"));
         }
-        Ok((self.name_of(endpoint)?, Share { in_flight: load, placed_s }))
+        Ok((self.name_of(endpoint)?, Share { in_flight: load, placed_s, breaker_changes }))
+    }
+
+    fn read_turn(&self, message: &[u8]) -> Result<(Arc<str>, Turn), DecodeError> {
+        let (mut endpoint, mut turn) = (0, Turn { session: SessionKey(0), stamp: 0, prompt_tokens: 0 });
+        for field in checked_fields(message) {
+            let (field, Field::Number(value)) = field? else { continue };
+            match field {
+                1 => endpoint = value,
+                2 => turn.session = SessionKey(value),
+                3 => turn.stamp = value,
+                4 => turn.prompt_tokens = small("prompt_tokens", value)?,
+                _ => {}
+            }
+        }
+        Ok((self.name_of(endpoint)?, turn))
     }
 
     /// An estimate; `None` if it is of something that only later versions know.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::{Estimate, Service, Share, Subject};
+use kvlane_core::replica::{Estimate, Service, Share, Subject, Turn};
 
 use super::frame::{
     FRAME_NAMES_BYTES_MAX, Hello, MARKS_MAX, NAME_BYTES_MAX, NAMES_BYTES_MAX, NAMES_MAX, News, SHARES_MAX,
@@ -32,6 +32,7 @@ struct Part<'a> {
     prompts: Vec<(u64, &'a [BlockHash])>,
     services: &'a [Service],
     learned: Vec<(Subject<u64>, &'a Estimate)>,
+    turns: Vec<(u64, &'a Turn)>,
     marks: usize,
 }
 
@@ -95,6 +96,13 @@ impl Encoder {
             let place = name.map(|name| self.place(name, news, &mut part, out));
             part.learned.extend(subject.clone().named(|_| place).map(|subject| (subject, estimate)));
         }
+        for (name, turn) in news.turns.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
+            if part.turns.len() == SHARES_MAX || part.names_bytes + name.len() > FRAME_NAMES_BYTES_MAX {
+                std::mem::take(&mut part).write(news, out);
+            }
+            let endpoint = self.place(name, news, &mut part, out);
+            part.turns.push((endpoint, turn));
+        }
         for (name, marks) in news.prompts.iter().filter(|(name, _)| name.len() <= NAME_BYTES_MAX) {
             for marks in marks.chunks(MARKS_MAX / 2) {
                 let is_full = part.marks + marks.len() > MARKS_MAX || part.prompts.len() == SHARES_MAX;
@@ -150,6 +158,9 @@ impl Part<'_> {
                 for (subject, estimate) in &self.learned {
                     message.message(9, |message| write_learned(message, subject, estimate));
                 }
+                for (endpoint, turn) in &self.turns {
+                    message.message(10, |message| write_turn(message, *endpoint, turn));
+                }
                 for (endpoint, marks) in &self.prompts {
                     message.message(7, |message| {
                         number(message, 1, *endpoint);
@@ -174,6 +185,14 @@ fn write_share(message: &mut Message, endpoint: u64, share: &Share) {
     if share.placed_s != 0.0 {
         message.fixed64(8, share.placed_s.to_bits());
     }
+    number(message, 9, share.breaker_changes.into());
+}
+
+fn write_turn(message: &mut Message, endpoint: u64, turn: &Turn) {
+    number(message, 1, endpoint);
+    message.fixed64(2, turn.session.0);
+    message.fixed64(3, turn.stamp);
+    number(message, 4, turn.prompt_tokens.into());
 }
 
 fn write_service(message: &mut Message, service: &Service) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit;
-use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
 
 /// The version that is written here.
 pub const VERSION: u64 = 1;
@@ -17,7 +17,7 @@ pub const NAME_BYTES_MAX: usize = 1 << 10;
 
 /// Most bytes of all names of one stream.
 pub(super) const NAMES_BYTES_MAX: usize = 8 << 20;
-/// Most shares in one frame, and most estimates: of at most 66 bytes each.
+/// Most shares in one frame, and most estimates and turns: of at most 72 bytes each.
 pub(super) const SHARES_MAX: usize = 1 << 11;
 /// Most marks in one frame: of 8 bytes each.
 pub(super) const MARKS_MAX: usize = 1 << 13;
@@ -70,6 +70,8 @@ pub struct News {
     pub services: Vec<Service>,
     /// What it has learned from its own answers, with the names of endpoints.
     pub learned: Vec<Learned>,
+    /// The last turns of conversations, with the names of their endpoints.
+    pub turns: Vec<(Arc<str>, Turn)>,
     /// Tokens of a block of `prompts`. Marks of other blocks are of no use.
     pub block_tokens: u32,
     /// The marks of prompts that were sent to endpoints, by their names.

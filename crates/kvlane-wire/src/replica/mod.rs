@@ -8,11 +8,12 @@
 //! Hello  { version = 1; readable_from = 2; fixed64 replica = 3; string cluster = 4; age_ms = 5; }
 //! News   { string pool = 1; number = 2; bool names_anew = 3; repeated string names = 4; repeated Share shares = 5;
 //!          block_tokens = 6; repeated Prompt prompts = 7; repeated Service services = 8;
-//!          repeated Learned learned = 9; }
+//!          repeated Learned learned = 9; repeated Turn turns = 10; }
 //! Share  { endpoint = 1; requests = 2; prefilling = 3; moving = 4; prefill_tokens = 5; prefill_pairs = 6;
-//!          context_tokens = 7; double placed_s = 8; }
+//!          context_tokens = 7; double placed_s = 8; breaker_changes = 9; }
 //! Prompt { endpoint = 1; repeated fixed64 marks = 2; }
 //! Service { sint priority = 1; lane = 2; fixed64 tenant = 3; since = 4; sint tokens = 5; }
+//! Turn   { endpoint = 1; fixed64 session = 2; fixed64 stamp = 3; prompt_tokens = 4; }
 //! Learned { of = 1; endpoint = 2; kind = 3; double value = 4; observations = 5; }
 //! Limit  { string key = 1; string model = 2; number = 3; repeated Usage usages = 4; }
 //! Usage  { fixed64 key = 1; requests_ns = 2; tokens_ns = 3; requests_owed_ns = 4; tokens_owed_ns = 5; asked = 6;

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use kvlane_core::block::BlockHash;
 use kvlane_core::limit::{self, Usage};
 use kvlane_core::load::InFlight;
-use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject};
-use kvlane_core::request::TenantKey;
+use kvlane_core::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
+use kvlane_core::request::{SessionKey, TenantKey};
 use kvlane_core::time::Nanos;
 use proptest::prelude::*;
 
@@ -32,6 +32,7 @@ fn told(frames: Vec<Frame>) -> News {
         whole.shares.extend(news.shares);
         whole.services.extend(news.services);
         whole.learned.extend(news.learned);
+        whole.turns.extend(news.turns);
         for (name, marks) in news.prompts {
             match whole.prompts.last_mut() {
                 Some((last, before)) if *last == name => before.extend(marks),
@@ -53,8 +54,10 @@ fn shares() -> impl Strategy<Value = Vec<(Arc<str>, Share)>> {
             context_tokens,
         },
     );
-    let share = ("[a-f]{1,3}", load, 0.0f64..1e12);
-    let share = share.prop_map(|(name, in_flight, placed_s)| (name.into(), Share { in_flight, placed_s }));
+    let share = ("[a-f]{1,3}", load, 0.0f64..1e12, any::<u32>());
+    let share = share.prop_map(|(name, in_flight, placed_s, breaker_changes)| {
+        (name.into(), Share { in_flight, placed_s, breaker_changes })
+    });
     prop::collection::vec(share, 0..20)
 }
 
@@ -78,14 +81,22 @@ fn learned() -> impl Strategy<Value = Vec<Learned>> {
     prop::collection::vec((subject, estimate), 0..10)
 }
 
+fn turns() -> impl Strategy<Value = Vec<(Arc<str>, Turn)>> {
+    let turn =
+        ("[a-f]{1,3}", any::<(u64, u64, u32)>()).prop_map(|(name, (session, stamp, prompt_tokens))| {
+            (name.into(), Turn { session: SessionKey(session), stamp, prompt_tokens })
+        });
+    prop::collection::vec(turn, 0..10)
+}
+
 fn news() -> impl Strategy<Value = News> {
     let marks = prop::collection::vec(any::<u64>().prop_map(BlockHash), 1..50);
     let prompts = prop::collection::btree_map("[a-f]{1,3}", marks, 0..6);
-    ("[a-z/]{0,9}", any::<u64>(), shares(), services(), learned(), 1u32.., prompts).prop_map(
-        |(pool, number, shares, services, learned, tokens, prompts)| {
+    ("[a-z/]{0,9}", any::<u64>(), shares(), services(), learned(), turns(), 1u32.., prompts).prop_map(
+        |(pool, number, shares, services, learned, turns, tokens, prompts)| {
             let prompts: Vec<_> = prompts.into_iter().map(|(name, marks)| (name.into(), marks)).collect();
             let block_tokens = if prompts.is_empty() { 0 } else { tokens };
-            News { pool: pool.into(), number, shares, services, learned, block_tokens, prompts }
+            News { pool: pool.into(), number, shares, services, learned, turns, block_tokens, prompts }
         },
     )
 }
@@ -119,7 +130,7 @@ proptest! {
         decoder.push(bytes.clone().into());
         while let Ok(Some(_)) = decoder.frame() {}
         // As the content of a frame, of news, of a share, of a prompt and so on: random bytes seldom get that far.
-        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[2, 8], &[2, 9], &[3], &[3, 4]] {
+        for path in [&[][..], &[1], &[2], &[2, 5], &[2, 7], &[2, 8], &[2, 9], &[2, 10], &[3], &[3, 4]] {
             let mut wire = Vec::new();
             frame(&mut wire, |message| nested(message, path, &bytes));
             let mut decoder = Decoder::default();
@@ -173,7 +184,7 @@ fn usage_of_limits_is_read_as_written_in_as_many_frames_as_it_takes() {
 
 #[test]
 fn a_name_is_written_once() {
-    let share = Share { in_flight: InFlight { requests: 3, ..InFlight::default() }, placed_s: 0.0 };
+    let share = Share { in_flight: InFlight { requests: 3, ..InFlight::default() }, ..Share::default() };
     let name: Arc<str> = "http://a-long-name-of-an-endpoint:8000".into();
     let news = News { pool: "m".into(), number: 7, shares: vec![(name, share)], ..News::default() };
     let (mut encoder, mut wire) = (Encoder::default(), Vec::new());
@@ -265,7 +276,7 @@ fn fields_and_frames_of_a_later_version_are_skipped() {
         Hello { version: 2, readable_from: 1, replica: ReplicaId(5), cluster: "prod".into(), age_ms: 0 };
     assert!(hello.is_readable());
     assert!(!Hello { version: 3, readable_from: 2, ..hello.clone() }.is_readable());
-    let share = Share { in_flight: InFlight { requests: 3, ..InFlight::default() }, placed_s: 0.0 };
+    let share = Share { in_flight: InFlight { requests: 3, ..InFlight::default() }, ..Share::default() };
     let news = News {
         pool: "m".into(),
         number: 4,

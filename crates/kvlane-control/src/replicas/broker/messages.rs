@@ -120,7 +120,8 @@ fn halves(taken: Taken) -> Option<(Taken, Taken)> {
     }
     let mut one = news.pop()?;
     let mut other = one.clone();
-    let entries = one.shares.len() + one.services.len() + one.learned.len() + one.prompts.len();
+    let entries =
+        one.shares.len() + one.services.len() + one.learned.len() + one.turns.len() + one.prompts.len();
     if let ([(name, marks)], 1) = (&mut one.prompts[..], entries) {
         let mut kept = marks.len() / 2;
         other.prompts = vec![(name.clone(), cut(marks, &mut kept))];
@@ -132,6 +133,7 @@ fn halves(taken: Taken) -> Option<(Taken, Taken)> {
         other.shares = cut(&mut one.shares, &mut kept);
         other.services = cut(&mut one.services, &mut kept);
         other.learned = cut(&mut one.learned, &mut kept);
+        other.turns = cut(&mut one.turns, &mut kept);
         other.prompts = cut(&mut one.prompts, &mut kept);
         if entries < 2 {
             return None;
@@ -226,7 +228,7 @@ mod tests {
     }
 
     fn share(requests: u32) -> Share {
-        Share { in_flight: InFlight { requests, ..InFlight::default() }, placed_s: 0.0 }
+        Share { in_flight: InFlight { requests, ..InFlight::default() }, ..Share::default() }
     }
 
     fn news(pool: &str, shares: usize, prompts: usize) -> News {

@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::linear::{self, Linear, mean_tokens, tokens};
 use crate::bounded::AtLeastOne;
+use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, Pairs, Pick, PickContext, Policy};
+use crate::request::SessionKey;
 
 /// What is split, and how much of it at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +72,14 @@ impl Policy for HeavyOffload {
         let least = others.min_by(|(_, a), (_, b)| tokens(a).total_cmp(&tokens(b)));
         let prefill = least.filter(|(_, other)| tokens(other) <= limit).map(|(other, _)| other);
         Some(Pick { row, prefill })
+    }
+
+    fn keeps_sessions(&self) -> bool {
+        true
+    }
+
+    fn turn_elsewhere(&mut self, session: SessionKey, endpoint: EndpointId, prompt_tokens: u32) {
+        self.homes.turn_elsewhere(session, endpoint, prompt_tokens);
     }
 }
 

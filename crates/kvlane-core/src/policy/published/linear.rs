@@ -85,6 +85,14 @@ impl Policy for Linear {
         }
         row
     }
+
+    fn keeps_sessions(&self) -> bool {
+        true
+    }
+
+    fn turn_elsewhere(&mut self, session: SessionKey, endpoint: EndpointId, _: u32) {
+        self.sessions.insert(session, endpoint);
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +133,14 @@ mod tests {
         assert_eq!(case.pick(), (0, Reason::Imbalance));
         case.rows[2].load.in_flight.context_tokens = 0;
         assert_eq!(case.pick(), (0, Reason::Affinity), "and does not return");
+    }
+
+    #[test]
+    fn a_session_is_where_another_router_placed_its_last_turn() {
+        let mut case = case(2.0);
+        assert_eq!(case.pick().0, 2);
+        case.policy.turn_elsewhere(SessionKey(1), case.rows[0].endpoint, 100);
+        assert_eq!(case.pick(), (0, Reason::Affinity));
     }
 
     #[test]

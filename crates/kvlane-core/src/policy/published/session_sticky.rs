@@ -67,6 +67,18 @@ impl Policy for SessionSticky {
         }
         row
     }
+
+    fn keeps_sessions(&self) -> bool {
+        true
+    }
+
+    fn turn_elsewhere(&mut self, session: SessionKey, endpoint: EndpointId, prompt_tokens: u32) {
+        self.sessions.insert(session, endpoint);
+        if self.given_tokens.get(endpoint).is_some() {
+            let given = self.given_tokens.get_or_insert(endpoint, || 0);
+            *given = given.saturating_add(prompt_tokens.into());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +103,15 @@ mod tests {
         assert_eq!(turn(&mut case, 4, 10), (0, Reason::LeastLoaded), "1,100 to 1,000");
         case.rows[0].load.in_flight.requests = 1000;
         assert_eq!(turn(&mut case, 1, 10), (0, Reason::Affinity), "whatever the load");
+    }
+
+    #[test]
+    fn turns_placed_by_another_router_count_as_its_own() {
+        let mut case = Case::new("session_sticky", 100, &[(64, 0, 0, 0), (0, 0, 0, 0)]);
+        assert_eq!(turn(&mut case, 1, 1000).0, 0);
+        case.policy.turn_elsewhere(SessionKey(1), case.rows[1].endpoint, 1500);
+        assert_eq!(turn(&mut case, 2, 100), (0, Reason::LeastLoaded), "1,000 to 1,500");
+        assert_eq!(turn(&mut case, 1, 1000), (1, Reason::Affinity));
     }
 
     #[test]
