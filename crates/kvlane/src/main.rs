@@ -75,7 +75,12 @@ fn main() -> std::process::ExitCode {
         _ => Log::default(),
     };
     let default = if quiet { "warn" } else { "info" };
-    let log_level = cli.log_level.as_deref().or(said.level.as_deref()).unwrap_or(default);
+    let log_level = match cli.log_level.as_deref().or(said.level.as_deref()).unwrap_or(default) {
+        // As Python calls them.
+        "warning" => "warn",
+        "critical" => "error",
+        level => level,
+    };
     let json = match cli.log_format {
         Some(format) => matches!(format, Format::Json),
         None => said.format == LogFormat::Json,

@@ -26,6 +26,9 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
     // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;
+    for warning in args.warnings()? {
+        tracing::warn!("{warning}");
+    }
     watch.look_at(files(args, &config));
     tracing::info!(config = %serde_json::to_string(&config)?, "configuration");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

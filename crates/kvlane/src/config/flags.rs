@@ -18,8 +18,8 @@ pub(crate) struct Flag {
     pub(super) name: &'static str,
     /// The key that it sets.
     pub(super) key: &'static str,
-    /// Another name.
-    pub(super) alias: Option<&'static str>,
+    /// Other names.
+    pub(super) aliases: [Option<&'static str>; 2],
     /// The variable that sets it, too.
     pub(super) env: Option<&'static str>,
     effect: Effect,
@@ -44,10 +44,13 @@ pub(super) const FLAGS: &[Flag] = &[
         .switch("true", "Start beside a running kvlane on the same port, which this one succeeds"),
     flag("policy", "routing.policy"),
     flag("cache-threshold", "routing.policy.cache_threshold")
+        .or("cache-match-threshold")
         .of("cache_aware", "minimum share of the prompt that must match to place by cache"),
     flag("balance-abs-threshold", "routing.policy.balance_abs_threshold")
+        .or("spill-abs-threshold")
         .of("cache_aware", "difference of requests in flight that counts as imbalance"),
     flag("balance-rel-threshold", "routing.policy.balance_rel_threshold")
+        .or("spill-rel-threshold")
         .of("cache_aware", "ratio of requests in flight that counts as imbalance"),
     flag("saturation-inflight", "routing.policy.saturation_inflight")
         .of("prefix_aware", "requests in flight at which an endpoint is skipped"),
@@ -59,6 +62,11 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("queue-size", "routing.queue_size"),
     flag("queue-timeout-secs", "routing.queue_timeout"),
     flag("request-timeout-secs", "server.request_timeout"),
+    flag("header-read-timeout-secs", "server.header_timeout"),
+    flag("stream-body-stall-timeout-secs", "server.body_timeout"),
+    flag("shutdown-grace-period-secs", "server.shutdown_grace"),
+    flag("request-id-headers", "server.request_id_headers"),
+    flag("upstream-pool-idle-timeout-secs", "upstream.idle_timeout"),
     flag("prometheus-host", "metrics.host"),
     flag("prometheus-port", "metrics.port"),
     flag("health-check-endpoint", "health.path"),
@@ -84,6 +92,9 @@ pub(super) const FLAGS: &[Flag] = &[
         .switch("true", "Serve /metrics without a key, also beyond loopback"),
     flag("tls-cert-path", "tls.certificate"),
     flag("tls-key-path", "tls.private_key"),
+    flag("client-cert-path", "tls.upstream_certificate"),
+    flag("client-key-path", "tls.upstream_private_key"),
+    flag("log-json", "log.format").switch("json", "Log one JSON object per line"),
     flag("otlp-traces-endpoint", "tracing.endpoint").variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     flag("no-kv-events", "kv_events.enabled").switch("false", "Do not read the KV events of workers"),
     flag("service-discovery", "discovery.kubernetes.enabled")
@@ -96,12 +107,12 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("grpc-health-port", "epp.health_port"),
     flag("secure-serving", "epp.secure_serving"),
     flag("observe-responses", "epp.observe_responses"),
-    flag("tokenizer-path", "tokens.path").or("model-path"),
+    flag("tokenizer-path", "tokens.path").or("model-path").or("model"),
     flag("chat-template", "tokens.chat_template"),
 ];
 
 const fn flag(name: &'static str, key: &'static str) -> Flag {
-    Flag { name, key, alias: None, env: None, effect: Effect::Value }
+    Flag { name, key, aliases: [None; 2], env: None, effect: Effect::Value }
 }
 
 /// The flags for the command line.
@@ -112,20 +123,34 @@ pub(super) fn args() -> impl Iterator<Item = Arg> {
 
 /// The flags and variables that a command line has, with the values of their keys.
 pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static Flag, Value)> {
+    let keys = Config::keys();
     let of = |flag: &'static Flag| match flag.effect {
         Effect::Switch { to, .. } => {
             (matches.value_source(flag.name) == Some(ValueSource::CommandLine)).then(|| (flag, scalar(to)))
         }
-        _ => Some((flag, matches.get_one::<Value>(flag.name)?.clone())),
+        _ => {
+            let mut values: Vec<Value> = matches.get_many(flag.name)?.cloned().collect();
+            let is_list = is_list(&keys, flag);
+            Some((flag, if is_list { json!(values) } else { values.pop()? }))
+        }
     };
     FLAGS.iter().filter_map(of).collect()
+}
+
+/// Whether a flag takes several values.
+fn is_list(keys: &[Key], flag: &Flag) -> bool {
+    key_of(keys, flag.key).is_some_and(|key| key.kind == Kind::List)
 }
 
 // === impl Flag ===
 
 impl Flag {
     const fn or(self, alias: &'static str) -> Self {
-        Self { alias: Some(alias), ..self }
+        let aliases = match self.aliases {
+            [None, _] => [Some(alias), None],
+            [first, _] => [first, Some(alias)],
+        };
+        Self { aliases, ..self }
     }
 
     const fn variable(self, env: &'static str) -> Self {
@@ -188,7 +213,7 @@ impl Flag {
         };
         let default = self.default(defaults).map(|default| format!(" [default: {default}]"));
         let arg = Arg::new(self.name).long(self.name).help(help + &default.unwrap_or_default());
-        let arg = arg.visible_aliases(self.alias);
+        let arg = arg.visible_aliases(self.aliases.into_iter().flatten());
         let arg = match self.env {
             Some(env) => arg.env(env),
             None => arg,
@@ -200,6 +225,8 @@ impl Flag {
             _ => {
                 let kind = key.map_or(Kind::Any, |key| key.kind);
                 let is_number = self.unit().is_some() || matches!(kind, Kind::Integer | Kind::Number);
+                let arg = if kind == Kind::List { arg.num_args(1..) } else { arg };
+                let arg = arg.allow_negative_numbers(is_number);
                 arg.value_name(if is_number { "NUMBER" } else { "VALUE" }).value_parser(move |text: &str| {
                     self.value(kind, text).map_err(|error| format!("{error:#}"))
                 })
@@ -210,11 +237,17 @@ impl Flag {
     /// The key's value for the `text` behind the flag, if it has the key's type.
     fn value(&self, kind: Kind, text: &str) -> Result<Value> {
         let value = match (self.unit(), kind) {
+            // Other routers switch it off so.
+            (None, Kind::Integer) if self.key == "routing.max_concurrent_requests" && text == "-1" => {
+                json!(0)
+            }
             (Some(unit), _) => {
                 let count: u64 = text.parse().map_err(|_| anyhow!("it is not a whole number"))?;
                 json!(format!("{count}{unit}"))
             }
             (None, Kind::Text) => json!(text),
+            // Its entries; the whole is checked with the configuration.
+            (None, Kind::List) => return Ok(json!(text)),
             (None, _) => scalar(text),
         };
         let mut config = Config::default();

@@ -4,6 +4,7 @@
 
 pub(crate) mod document;
 mod flags;
+mod others;
 #[cfg(test)]
 mod reference;
 mod set;
@@ -30,6 +31,8 @@ pub(crate) struct ConfigArgs {
     more: MoreArgs,
     /// The keys set by flags, with their values.
     keys: Vec<(&'static Flag, Value)>,
+    /// Flags of other routers.
+    others: Vec<(&'static str, others::Answer)>,
 }
 
 /// How KV blocks travel between workers.
@@ -94,7 +97,7 @@ struct MoreArgs {
     block_size: Option<u32>,
     /// KV event feed of a worker: the n-th address is that of its data-parallel rank n. Repeatable; discovered from
     /// the worker by default.
-    #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
+    #[arg(long, alias = "pd-kv-events", num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
     kv_event_source: Vec<String>,
     /// Replay endpoint of a worker that has a `--kv-event-source`, in the same form.
     #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
@@ -109,13 +112,31 @@ struct MoreArgs {
     /// The key to send to workers (`upstream.api_key`).
     #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
     worker_api_key: Option<Secret>,
+    /// Keys for the admin and the client APIs, with a name and a role (`auth.keys`).
+    #[arg(long, num_args = 1.., value_name = "ID:NAME:ROLE:KEY")]
+    control_plane_api_keys: Vec<Secret>,
+    /// A key for the client APIs with the name of a tenant (`auth.keys`). Repeatable.
+    #[arg(long, value_name = "TENANT:KEY")]
+    tenant_api_key: Vec<Secret>,
+    /// Certificates of CAs that sign workers' certificates, in one file (`tls.upstream_ca`).
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    ca_cert_paths: Vec<String>,
+    /// Issuer of signed tokens that are accepted as keys (`auth.jwt`).
+    #[arg(long, requires_all = ["jwt_audience", "jwt_jwks_uri"], value_name = "URL")]
+    jwt_issuer: Option<String>,
+    /// Audience of those tokens.
+    #[arg(long, requires = "jwt_issuer", value_name = "NAME")]
+    jwt_audience: Option<String>,
+    /// URL of the issuer's public keys.
+    #[arg(long, requires = "jwt_issuer", value_name = "URL")]
+    jwt_jwks_uri: Option<String>,
 }
 
 // === impl ConfigArgs: the command line ===
 
 impl Args for ConfigArgs {
     fn augment_args(command: Command) -> Command {
-        MoreArgs::augment_args(command).args(flags::args())
+        MoreArgs::augment_args(command).args(flags::args()).args(others::args())
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -125,7 +146,8 @@ impl Args for ConfigArgs {
 
 impl FromArgMatches for ConfigArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self { more: MoreArgs::from_arg_matches(matches)?, keys: flags::given(matches) })
+        let more = MoreArgs::from_arg_matches(matches)?;
+        Ok(Self { more, keys: flags::given(matches), others: others::given(matches) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -147,8 +169,17 @@ impl ConfigArgs {
         self.load().map(|config| config.log).unwrap_or_default()
     }
 
+    /// What has no effect, with the reason.
+    ///
+    /// # Errors
+    /// A flag of another router is refused.
+    pub(crate) fn warnings(&self) -> Result<Vec<String>> {
+        others::warnings(&self.others)
+    }
+
     /// The configuration, validated.
     pub(crate) fn load(&self) -> Result<Config> {
+        self.warnings()?;
         let mut config = Config::default();
         if let Some(path) = &self.more.config {
             config = read(path)?;
@@ -182,6 +213,26 @@ impl ConfigArgs {
                 config.auth.keys.push(KeySpec { name: name.into(), sha256, role, trusted: false });
             }
         }
+        for said in &self.more.control_plane_api_keys {
+            let flag = "--control-plane-api-keys";
+            let said = said.read().map_err(|_| anyhow!("{flag} is empty"))?;
+            let parts: Vec<&str> = said.splitn(4, ':').collect();
+            let [id, _, role, key] = parts[..] else { bail!("{flag}: write ID:NAME:ROLE:KEY") };
+            let role = serde_json::from_value(json!(role))
+                .with_context(|| format!("{flag} {id}: the role is admin or user"))?;
+            config.auth.keys.push(KeySpec {
+                name: id.into(),
+                sha256: KeyHash::of(key),
+                role,
+                trusted: false,
+            });
+        }
+        for said in &self.more.tenant_api_key {
+            let said = said.read().map_err(|_| anyhow!("--tenant-api-key is empty"))?;
+            let (tenant, key) = said.split_once(':').context("--tenant-api-key: write TENANT:KEY")?;
+            let sha256 = KeyHash::of(key);
+            config.auth.keys.push(KeySpec { name: tenant.into(), sha256, role: Role::User, trusted: false });
+        }
         if let Some(key) = &self.more.worker_api_key {
             config.upstream.api_key = Some(key.clone());
         }
@@ -210,6 +261,9 @@ impl ConfigArgs {
 
     /// Keys set by flags: the flag as written, the key, the value.
     fn flags(&self) -> Result<Vec<(String, String, Value)>> {
+        for (flag, value) in self.keys.iter().filter(|(flag, _)| flag.key.ends_with("policy")) {
+            others::check_policy(&flag.said(), value.as_str().unwrap_or_default())?;
+        }
         let mut set: Vec<_> =
             self.keys.iter().map(|(flag, value)| (flag.said(), flag.key.to_owned(), value.clone())).collect();
         let mut flag = |name: &str, key: &str, value| set.push((name.to_owned(), key.to_owned(), value));
@@ -222,6 +276,17 @@ impl ConfigArgs {
         }
         self.workers(&mut flag)?;
         self.discovery(&mut flag);
+        match &self.more.ca_cert_paths[..] {
+            [] => {}
+            [file] => flag("--ca-cert-paths", "tls.upstream_ca", json!(file)),
+            _ => bail!("--ca-cert-paths: put all certificates into one file"),
+        }
+        if let (Some(issuer), Some(audience), Some(url)) =
+            (&self.more.jwt_issuer, &self.more.jwt_audience, &self.more.jwt_jwks_uri)
+        {
+            let jwt = json!({"issuer": issuer, "audience": audience, "jwks_url": url, "role": "user"});
+            flag("--jwt-issuer", "auth.jwt", jwt);
+        }
         if let Some(tokens) = self.more.block_size {
             flag("--block-size", "routing.block_bytes", json!(u64::from(tokens) * BYTES_PER_TOKEN as u64));
         }
@@ -259,6 +324,7 @@ impl ConfigArgs {
             flag("--pd-disaggregation", CONNECTOR, json!(Connector::implied(has_port)));
         }
         if let Some(policy) = decode_policy {
+            others::check_policy("--decode-policy", policy)?;
             flag("--decode-policy", "routing.policy", json!(policy));
         }
         Ok(())

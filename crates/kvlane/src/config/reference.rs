@@ -85,7 +85,7 @@ fn name(flag: &Flag) -> String {
     if let Some(value) = flag.sets() {
         let _ = write!(text, ": {value}");
     }
-    flag.alias.iter().for_each(|alias| _ = write!(text, ", `--{alias}`"));
+    flag.aliases.iter().flatten().for_each(|alias| _ = write!(text, ", `--{alias}`"));
     flag.env.iter().for_each(|env| _ = write!(text, ", variable `{env}`"));
     text
 }
