@@ -54,6 +54,8 @@ enum Command {
     Key(commands::key::KeyCommand),
     /// Validate the configuration that `serve` would use, and print it.
     Check(Box<config::ConfigArgs>),
+    /// Turn the configuration of another router into one of kvlane's.
+    Migrate(commands::migrate::MigrateArgs),
     /// Print a configuration file with every key, its default and its meaning.
     Config {
         /// Print the file's JSON schema instead, for editors.
@@ -114,6 +116,7 @@ fn main() -> std::process::ExitCode {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Key(command) => commands::key::run(&command),
         Command::Check(args) => commands::check::run(&args),
+        Command::Migrate(args) => commands::migrate::run(&args),
         Command::Config { schema } => commands::check::print_example(schema),
     };
     match done {

@@ -5,6 +5,8 @@
 //! other projects are in `published/`. A published parameter set of a policy is a constant in the policy's file and one
 //! line below.
 
+mod reason;
+
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -12,6 +14,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use self::reason::Reason;
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
@@ -89,48 +92,6 @@ impl Candidate {
         let ratio = self.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.kv_usage_ratio));
         if ratio >= 0.0 { ratio.min(1.0) } else { 0.0 }
     }
-}
-
-macro_rules! reasons {
-    ($( $(#[$attribute:meta])* $Reason:ident = $name:literal $text:literal ),+ $(,)?) => {
-        /// Why a policy picked its row. A closed set, so that it can label a metric.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub enum Reason {
-            $( #[doc = $text] #[serde(rename = $name)] $(#[$attribute])* $Reason, )+
-        }
-
-        impl Reason {
-            /// All reasons.
-            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$Reason),+];
-
-            /// The name in headers, metrics and receipts.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $( Self::$Reason => $name, )+
-                }
-            }
-
-            /// What it says, for explanations.
-            pub const fn text(self) -> &'static str {
-                match self {
-                    $( Self::$Reason => $text, )+
-                }
-            }
-        }
-    };
-}
-
-reasons! {
-    Random = "random" "drawn at random",
-    Turn = "turn" "its turn",
-    #[default]
-    LeastLoaded = "least_loaded" "lowest load",
-    PrefixHit = "prefix_hit" "longest cached prefix",
-    PrefixMiss = "prefix_miss" "no endpoint holds enough of the prompt, so placed by load",
-    Imbalance = "imbalance" "load was imbalanced, so placed by load",
-    Saturated = "saturated" "the endpoint with the longest cached prefix was saturated",
-    LowestCost = "lowest_cost" "lowest cost",
-    Affinity = "affinity" "affinity of its session or prefix",
 }
 
 /// Input of a policy beside the rows, and where it records its reason.

@@ -5,5 +5,6 @@ pub(crate) mod doctor;
 pub(crate) mod key;
 #[cfg(feature = "lab")]
 pub(crate) mod lab;
+pub(crate) mod migrate;
 pub(crate) mod serve;
 mod service_manager;

@@ -90,14 +90,16 @@ fn write_comments(text: &mut String, paragraphs: &str, begin: &str) {
 }
 
 /// A value as YAML, in one line.
-fn written(value: &Value) -> String {
+pub(crate) fn written(value: &Value) -> String {
     let list = |items: Vec<String>| items.join(", ");
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
         Value::String(text) => format!("'{}'", text.replace('\'', "''")),
         Value::Array(items) => format!("[{}]", list(items.iter().map(written).collect())),
         // A policy with its defaults.
-        Value::Object(map) if map.get("name").is_some_and(Value::is_string) => written(&map["name"]),
+        Value::Object(map) if map.len() == 1 && map.get("name").is_some_and(Value::is_string) => {
+            written(&map["name"])
+        }
         Value::Object(map) => {
             format!(
                 "{{{}}}",

@@ -16,7 +16,7 @@ use clap::{ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use kvlane_fleet::yaml;
 use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
 use kvlane_http::address::worker_name;
-use kvlane_http::secret::{KeyHash, Secret};
+use kvlane_http::secret::{KeyHash, Secret, revealed};
 use kvlane_proxy::auth::Role;
 use kvlane_wire::disaggregation::Connector;
 use serde_json::{Value, json};
@@ -34,6 +34,9 @@ pub(crate) struct ConfigArgs {
     /// Flags of other routers.
     others: Vec<(&'static str, others::Answer)>,
 }
+
+/// A key that a flag sets: the flag as written, the key, the value.
+type Said = (String, String, Value);
 
 /// How KV blocks travel between workers.
 const CONNECTOR: &str = "disaggregation.connector";
@@ -177,6 +180,28 @@ impl ConfigArgs {
         others::warnings(&self.others)
     }
 
+    /// The keys that a command line sets, each with its flag and its value, and remarks on the rest of it.
+    ///
+    /// # Errors
+    /// What it says is wrong.
+    pub(crate) fn settings(&self) -> Result<(Vec<Said>, Vec<String>)> {
+        let remarks = self.others.iter().map(|(name, answer)| others::said(name, *answer)).collect();
+        let config = Self { others: Vec::new(), ..self.clone() }.load()?;
+        let mut settings = self.flags()?;
+        if !self.more.kv_event_source.is_empty() {
+            let feeds = config.workers.iter().map(|worker| {
+                let feeds: Vec<Value> = worker.kv_events.iter().map(|feed| json!(feed)).collect();
+                json!({"url": worker.url, "kv_events": feeds})
+            });
+            settings.push(("--kv-event-source".into(), "workers".into(), feeds.collect()));
+        }
+        if !config.auth.keys.is_empty() {
+            let keys = revealed(|| json!(config.auth.keys));
+            settings.push(("keys, as hashes".into(), "auth.keys".into(), keys));
+        }
+        Ok((settings, remarks))
+    }
+
     /// The configuration, validated.
     pub(crate) fn load(&self) -> Result<Config> {
         self.warnings()?;
@@ -259,8 +284,8 @@ impl ConfigArgs {
         Ok(())
     }
 
-    /// Keys set by flags: the flag as written, the key, the value.
-    fn flags(&self) -> Result<Vec<(String, String, Value)>> {
+    /// Keys set by flags.
+    fn flags(&self) -> Result<Vec<Said>> {
         for (flag, value) in self.keys.iter().filter(|(flag, _)| flag.key.ends_with("policy")) {
             others::check_policy(&flag.said(), value.as_str().unwrap_or_default())?;
         }

@@ -388,11 +388,19 @@ pub(super) fn warnings(given: &[(&'static str, Answer)]) -> Result<Vec<String>> 
     let mut warnings = Vec::new();
     for (name, answer) in given {
         match answer {
-            Refused(instead) => bail!("--{name} is not a flag of kvlane: {instead}"),
-            Ignored(why) => warnings.push(format!("--{name} has no effect: {why}")),
+            Refused(_) => bail!("{}", said(name, *answer)),
+            Ignored(_) => warnings.push(said(name, *answer)),
         }
     }
     Ok(warnings)
+}
+
+/// What becomes of a flag, in a sentence.
+pub(super) fn said(name: &str, answer: Answer) -> String {
+    match answer {
+        Refused(instead) => format!("--{name} is not a flag of kvlane: {instead}"),
+        Ignored(why) => format!("--{name} has no effect: {why}"),
+    }
 }
 
 /// Refuses a policy that has another name here.

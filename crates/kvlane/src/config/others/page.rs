@@ -294,7 +294,8 @@ fn pasted_command_lines_are_taken() {
         let mut said: Vec<&str> =
             warnings.iter().filter_map(|said| said.strip_prefix("--")?.split(' ').next()).collect();
         let mut expect = without_effect.to_vec();
-        (said.sort_unstable(), expect.sort_unstable());
+        said.sort_unstable();
+        expect.sort_unstable();
         assert_eq!(said, expect, "{line}");
     }
 }
