@@ -29,6 +29,7 @@ pub mod poison_prompts;
 pub mod policy;
 mod queue;
 pub mod rates;
+mod reason;
 pub mod recent;
 pub mod recording;
 pub mod replica;

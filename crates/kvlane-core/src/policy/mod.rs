@@ -5,8 +5,6 @@
 //! other projects are in `published/`. A published parameter set of a policy is a constant in the policy's file and one
 //! line below.
 
-mod reason;
-
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -14,7 +12,6 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use self::reason::Reason;
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
@@ -22,6 +19,7 @@ use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
 use crate::rates::Rates;
+pub use crate::reason::Reason;
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::time::Nanos;
