@@ -21,7 +21,7 @@ use crate::workers::{Change, add, describe, find, url_in_query};
 use crate::{exposition, page};
 
 /// The OpenAPI document of this API; tests compare it with the code.
-const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
+const OPENAPI: &str = include_str!("../assets/openapi.yaml");
 
 // === impl Admin ===
 

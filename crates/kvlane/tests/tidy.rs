@@ -210,6 +210,29 @@ fn no_file_is_longer_than_a_story() {
     }
 }
 
+/// Invariant: What a crate includes is in its package: `cargo package` takes the crate's own folder, and what links lead to.
+#[test]
+fn every_crate_includes_its_own_files_only() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| !is_test(path)) {
+        let (folder, krate) =
+            (path.parent().expect("a folder"), path.ancestors().find(|dir| dir.join("Cargo.toml").exists()));
+        let krate = krate.expect("a crate");
+        for call in ["include_str!(", "include_bytes!("] {
+            for included in text.split(call).skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"')) {
+                let file = included.split('"').next().expect("a name");
+                let mut at = folder.to_path_buf();
+                for part in Path::new(file).components() {
+                    match part {
+                        std::path::Component::ParentDir => _ = at.pop(),
+                        part => at.push(part),
+                    }
+                }
+                assert!(at.starts_with(krate), "{}: {file} is not in {}", path.display(), krate.display());
+            }
+        }
+    }
+}
+
 /// Sources that know engines only through the table of `wire::engine`.
 const KNOW_NO_ENGINE: [&str; 10] = [
     "crates/kvlane-http/src",

@@ -22,7 +22,7 @@ use super::simulate::catalogue;
 use kvlane_fleet::yaml;
 
 /// A file with every key, for `--example`.
-const EXAMPLE: &str = include_str!("../../../../../config/bench.yaml");
+const EXAMPLE: &str = include_str!("../../../assets/bench.yaml");
 
 /// Flags of the bench.
 #[derive(Args, Clone, Debug)]
