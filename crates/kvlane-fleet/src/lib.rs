@@ -29,6 +29,5 @@ pub mod timings;
 pub mod tokenize;
 pub mod vitals;
 pub mod worker;
-pub mod yaml;
 
 pub use self::fleet::Fleet;

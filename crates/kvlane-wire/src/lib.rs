@@ -9,6 +9,7 @@
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
 //! - [`ext_proc`]: Envoy's messages to an external processor, in [`grpc`] frames.
 //! - [`replica`]: what replicas of the gateway tell each other, in [`grpc`] frames.
+//! - [`yaml`]: a file to a value, with the place of what is wrong.
 //! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
@@ -36,4 +37,5 @@ pub mod server_timing;
 pub mod sse;
 pub mod trace_context;
 mod usage;
+pub mod yaml;
 pub mod zmtp;

@@ -14,8 +14,8 @@ use kvlane_fleet::discovery::{Source, Target, Targets};
 use kvlane_fleet::file_watch::Watch;
 use kvlane_fleet::worker::config::WorkerSpec;
 use kvlane_fleet::worker::{Origin, Worker, WorkerId};
-use kvlane_fleet::yaml::Document;
 use kvlane_http::address::worker_name;
+use kvlane_wire::yaml::Document;
 
 use crate::controller::WORKERS_MAX;
 

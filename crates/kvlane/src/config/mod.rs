@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use kvlane_fleet::yaml;
 use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::{KeyHash, Secret, revealed};
 use kvlane_proxy::auth::Role;
 use kvlane_wire::disaggregation::Connector;
+use kvlane_wire::yaml;
 use serde_json::{Value, json};
 
 use self::flags::Flag;

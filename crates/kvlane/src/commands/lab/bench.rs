@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::page::PageArgs;
 use super::part::PartArgs;
 use super::simulate::catalogue;
-use kvlane_fleet::yaml;
+use kvlane_wire::yaml;
 
 /// A file with every key, for `--example`.
 const EXAMPLE: &str = include_str!("../../../assets/bench.yaml");

@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
 use super::part::PartArgs;
-use kvlane_fleet::yaml;
+use kvlane_wire::yaml;
 
 /// Flags of the simulation.
 #[derive(Args, Clone, Debug)]

@@ -9,7 +9,7 @@ use kvlane_trace::generate::{Workload, generate};
 use serde_json::{Value, json};
 
 use super::save;
-use kvlane_fleet::yaml;
+use kvlane_wire::yaml;
 
 /// Flags of the generator.
 #[derive(Args, Clone, Debug)]
