@@ -6,6 +6,7 @@
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
 //!   [`part`] divides either among machines.
+//! - [`catalogue`]: the scenarios and traces that come with kvlane.
 //! - [`measured`]: published measurements beside the timing model's values.
 //! - `chaos` (a feature of its own): a fleet of real processes under faults.
 //! - Results: [`statistics`], [`figures`] of a simulated run, [`trace_stats`] of a trace, and the [`report`] that shows
@@ -18,6 +19,7 @@
 //! [`kvlane_trace::record::Record`] per request.
 
 pub mod calibrate;
+pub mod catalogue;
 #[cfg(feature = "chaos")]
 pub mod chaos;
 pub mod client;

@@ -4,7 +4,9 @@
 //! time scheduled by the trace, so a client that falls behind shows up as latency rather than hiding it.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +149,19 @@ pub fn read(mut input: impl BufRead) -> io::Result<Vec<Record>> {
             io::Error::new(io::ErrorKind::InvalidData, format!("records line {number}: {why}"))
         })?;
         records.push(record);
+    }
+    Ok(records)
+}
+
+/// Reads a file that [`write()`] wrote, which must have a record.
+///
+/// # Errors
+/// The file and what is wrong with it.
+pub fn open(path: &Path) -> io::Result<Vec<Record>> {
+    let named = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
+    let records = File::open(path).and_then(|file| read(BufReader::new(file))).map_err(named)?;
+    if records.is_empty() {
+        return Err(named(io::Error::new(io::ErrorKind::InvalidData, "contains no records")));
     }
     Ok(records)
 }

@@ -4,8 +4,10 @@
 
 mod faults;
 mod fleet;
+mod plain;
 mod points;
 mod run;
+pub mod show;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,9 +22,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use faults::FaultSpec;
 pub use fleet::{Fleet, Group};
+pub use plain::{Plain, PlainError};
 pub(crate) use points::{Source, conversations, retime};
 pub(crate) use run::Setting;
-pub use run::{Aside, Cell, Found, Open, Row, RunError, Simulation, run};
+pub use run::{Aside, Cell, Found, Open, Row, RunError, Simulation, run, wall_clock};
 
 use crate::figures::{Figures, Judgement};
 

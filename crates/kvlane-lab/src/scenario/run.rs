@@ -7,7 +7,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use kvlane_core::index::{approx, exact, sketch};
 use kvlane_core::time::Nanos;
@@ -134,6 +136,12 @@ pub struct Found {
     intervals: BTreeMap<String, Interval>,
     decisions: Decisions,
     records: Vec<Record>,
+}
+
+/// Monotonic time since the first call: a stopwatch for [`Aside`].
+pub fn wall_clock() -> Nanos {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed().into()
 }
 
 /// A scenario whose inputs are read and validated.

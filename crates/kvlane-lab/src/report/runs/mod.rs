@@ -79,7 +79,25 @@ pub struct Point {
 
 // === impl Report ===
 
-impl Report<'_> {
+impl<'a> Report<'a> {
+    /// Maximum runs of [`Report::of`].
+    pub const RUNS_MAX: usize = 32;
+
+    /// A report of records alone, by the names of their runs.
+    pub fn of(title: Option<&str>, runs: &'a [(String, Vec<Record>)]) -> Self {
+        let names: Vec<&str> = runs.iter().map(|(name, _)| name.as_str()).collect();
+        let run = |(name, records): &'a (String, Vec<Record>)| Run {
+            name: name.clone(),
+            records,
+            cached_share_max: None,
+        };
+        Self {
+            title: title.map_or_else(|| names.join(" and "), str::to_owned),
+            runs: runs.iter().map(run).collect(),
+            ..Self::default()
+        }
+    }
+
     /// The report as a page.
     pub fn page(&self) -> Page {
         let mut sections = Vec::new();

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_lab::catalogue;
 use kvlane_lab::matrix::routers::judge::Recorded;
 use kvlane_lab::matrix::routers::run::{Measured, Place, Progress, configuration, judge, run, units};
 use kvlane_lab::matrix::routers::store::Store;
@@ -18,7 +19,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::page::PageArgs;
 use super::part::PartArgs;
-use super::simulate::catalogue;
 use kvlane_wire::yaml;
 
 /// A file with every key, for `--example`.

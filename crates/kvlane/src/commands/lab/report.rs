@@ -1,19 +1,15 @@
 //! `kvlane report`: a page of the records that `replay`, `bench` and `simulate` write, of one run or several.
 
-use std::fs::File;
-use std::io::{BufReader, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
-use kvlane_lab::report::{Report, Run};
+use kvlane_lab::report::Report;
 use kvlane_trace::record::{self, Record};
 
 use super::page::PageArgs;
-
-/// Maximum runs of one report.
-const RUNS_MAX: usize = 32;
 
 /// Flags of the report.
 #[derive(Args, Clone, Debug)]
@@ -32,27 +28,19 @@ pub(crate) struct ReportArgs {
 /// Runs it.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     ensure!(args.page.wanted(), "no output: use --html FILE, --plots DIR or both");
-    ensure!(args.files.len() <= RUNS_MAX, "{} files: the maximum is {RUNS_MAX}", args.files.len());
+    let max = Report::RUNS_MAX;
+    ensure!(args.files.len() <= max, "{} files: the maximum is {max}", args.files.len());
     args.page.check()?;
     let mut runs: Vec<(String, Vec<Record>)> = Vec::new();
     for file in &args.files {
         let (name, path) = named(file);
-        let records = read(&path)?;
+        let records = record::open(&path)?;
         let taken = |name: &String| runs.iter().any(|(other, _)| other == name);
         let numbered = (2..).map(|n| format!("{name} ({n})"));
         let name = std::iter::once(name.clone()).chain(numbered).find(|name| !taken(name)).unwrap_or(name);
         runs.push((name, records));
     }
-    let names: Vec<&str> = runs.iter().map(|(name, _)| name.as_str()).collect();
-    let report = Report {
-        title: args.title.clone().unwrap_or_else(|| names.join(" and ")),
-        intro: String::new(),
-        runs: runs
-            .iter()
-            .map(|(name, records)| Run { name: name.clone(), records, cached_share_max: None })
-            .collect(),
-        ..Report::default()
-    };
+    let report = Report::of(args.title.as_deref(), &runs);
     args.page.write(|| report.page())?;
     for (name, records) in &runs {
         writeln!(std::io::stdout(), "{name}: {} requests", records.len())?;
@@ -71,12 +59,4 @@ fn named(text: &str) -> (String, PathBuf) {
     }
     let path = PathBuf::from(text);
     (path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(), path)
-}
-
-fn read(path: &Path) -> Result<Vec<Record>> {
-    let place = || path.display().to_string();
-    let file = File::open(path).with_context(place)?;
-    let records = record::read(BufReader::new(file)).with_context(place)?;
-    ensure!(!records.is_empty(), "{}: contains no records", place());
-    Ok(records)
 }

@@ -1,35 +1,24 @@
 //! `kvlane simulate`: compares policies, fleets and loads in virtual time, with the router that runs in production
 //! and a calibrated engine model.
 
-pub(crate) mod catalogue;
-mod page;
 mod records;
-mod tables;
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
-use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvlane_core::policy::PolicyConfig;
-use kvlane_core::time::Nanos;
-use kvlane_lab::figures::Overload;
+use kvlane_lab::catalogue::{self, ScenarioError};
 use kvlane_lab::part::Experiment;
 use kvlane_lab::scenario::{
-    Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Simulation,
-    Stage, WorkloadSpec,
+    Aside, CacheKnowledge, Group, Plain, PlainError, Scenario, Simulation, Stage, show, wall_clock,
 };
-use kvlane_trace::generate::Workload;
-use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
 use super::part::PartArgs;
-use kvlane_wire::yaml;
 
 /// Flags of the simulation.
 #[derive(Args, Clone, Debug)]
@@ -50,10 +39,10 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "KIND")]
     workload: Option<String>,
     /// Policies to compare, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values = ["round_robin", "cache_aware", "lmetric"])]
+    #[arg(long, value_delimiter = ',', default_values = Plain::POLICIES)]
     policy: Vec<String>,
     /// Number of engines.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = Plain::ENGINES)]
     engines: u32,
     /// Model and machine of an engine, as in `llama-3.3-70b@h100x4`. Instead: --model, --gpu and --tp, or --timing.
     #[arg(long, conflicts_with_all = ["model", "gpu", "tp", "timing"])]
@@ -163,8 +152,8 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     let Some(found) = found else { return Ok(ExitCode::SUCCESS) };
     let rows = simulation.rows(found);
 
-    let figures = serde_json::to_string_pretty(&to_json(&scenario, &rows))?;
-    let tables = tables::text(&scenario, &rows);
+    let figures = serde_json::to_string_pretty(&show::to_json(&scenario, &rows))?;
+    let tables = show::text(&scenario, &rows);
     match &mut json {
         Some(file) => {
             writeln!(file, "{figures}")?;
@@ -179,14 +168,8 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     if let Some(directory) = &args.records {
         records::write(&rows, directory)?;
     }
-    args.page.write(|| page::page(&scenario, &rows))?;
+    args.page.write(|| show::page(&scenario, &rows))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Monotonic time since the first call, to time decisions.
-fn wall_clock() -> Nanos {
-    static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    ORIGIN.get_or_init(Instant::now).elapsed().into()
 }
 
 fn create(path: &Path) -> Result<File> {
@@ -195,45 +178,23 @@ fn create(path: &Path) -> Result<File> {
 
 /// The scenario from a file, the built-in ones, or the flags, and the directory for its relative paths.
 fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
-    let Some(name) = &args.scenario else { return Ok((from_flags(args)?, PathBuf::new())) };
-    if let Some(text) = catalogue::text(name) {
-        return Ok((parse(text).with_context(|| format!("scenario {name}"))?, PathBuf::new()));
+    match &args.scenario {
+        Some(name) => catalogue::scenario(name).map_err(|error| {
+            let text = format!("--{error}");
+            match error {
+                ScenarioError::Absent { source, .. } => Error::new(source).context(text),
+                ScenarioError::Invalid { .. } => error.into(),
+            }
+        }),
+        None => Ok((from_flags(args)?, PathBuf::new())),
     }
-    let path = Path::new(name);
-    let text = std::fs::read_to_string(path).with_context(|| {
-        format!("--scenario {name}: neither a file nor one of {}", catalogue::names().join(", "))
-    })?;
-    let scenario = parse(&text).with_context(|| format!("scenario {name}"))?;
-    Ok((scenario, path.parent().unwrap_or(Path::new("")).to_owned()))
-}
-
-fn parse(text: &str) -> Result<Scenario> {
-    Ok(yaml::read(text)?)
 }
 
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
-    let generate = match (&args.workload, &args.trace) {
-        (Some(kind), _) => Some(Workload::by_kind(kind).with_context(|| {
-            format!("--workload {kind}: unknown kind; known are {}", Workload::KINDS.join(", "))
-        })?),
-        (None, Some(_)) => None,
-        (None, None) => bail!(
-            "nothing to simulate: --trace FILE, --workload KIND or --scenario NAME is required (--list shows scenarios)"
-        ),
-    };
-    let policies = args.policy.iter().map(|name| {
-        let policy = PolicyConfig::by_name(name).with_context(|| {
-            format!("--policy {name}: unknown policy; known are {}", PolicyConfig::NAMES.join(", "))
-        })?;
-        Ok(Arm { cache_knowledge: args.cache_knowledge, ..Arm::new(policy) })
-    });
-    let named = args.model.is_some() || args.timing.is_some() || args.preset.is_some();
-    Ok(Scenario {
-        scenario: args.workload.clone().unwrap_or_else(|| "trace".to_owned()),
-        about: String::new(),
+    let plain = Plain {
         fleet: Group {
             engines: args.engines,
-            preset: if named { args.preset.clone() } else { Some("llama-3.3-70b@h100x4".to_owned()) },
+            preset: args.preset.clone(),
             model: args.model.clone(),
             gpu: args.gpu.clone(),
             tp: args.tp,
@@ -241,29 +202,20 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
             kv_dtype: args.kv_dtype.clone(),
             block_tokens: args.block_tokens,
             ..Group::default()
-        }
-        .into(),
-        workload: WorkloadSpec {
-            trace: args.trace.clone(),
-            generate,
-            load: args.load.clone(),
-            open_loop: (!args.rate.is_empty()).then(|| OpenLoop {
-                stages: args.rate.clone(),
-                back_to_back: false,
-                pause_s: 0.0,
-                warm_up: None,
-            }),
-            closed_loop: (!args.concurrency.is_empty()).then(|| ClosedLoop {
-                concurrency: args.concurrency.clone(),
-                conversations: Conversations::PerClient(10),
-            }),
         },
-        policies: policies.collect::<Result<_>>()?,
-        faults: Vec::new(),
-        seeds: 1,
-        first_seed: 1,
-        judgement: Default::default(),
-        published: Vec::new(),
+        trace: args.trace.clone(),
+        workload: args.workload.clone(),
+        load: args.load.clone(),
+        rate: args.rate.clone(),
+        concurrency: args.concurrency.clone(),
+        policies: args.policy.clone(),
+        cache_knowledge: args.cache_knowledge,
+    };
+    plain.scenario().map_err(|error| match error {
+        PlainError::NoRequests => anyhow!(
+            "nothing to simulate: --trace FILE, --workload KIND or --scenario NAME is required (--list shows scenarios)"
+        ),
+        error => anyhow!("--{error}"),
     })
 }
 
@@ -280,44 +232,4 @@ fn knowledge(text: &str) -> Result<CacheKnowledge, String> {
         "exact" => Ok(CacheKnowledge::Exact),
         _ => Err("must be approximate or exact".to_owned()),
     }
-}
-
-/// Name and value of a row's load; nothing for a whole arm.
-fn load_of(cell: Cell) -> Option<(&'static str, f64)> {
-    match cell {
-        Cell::Rate(rate) => Some(("rate", rate)),
-        Cell::Concurrency(clients) => Some(("concurrency", f64::from(clients))),
-        Cell::Load(load) => Some(("load", load)),
-        Cell::All => None,
-    }
-}
-
-/// The figures, schema `kvlane.simulate/1`. They do not depend on the machine.
-fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
-    let row = |row: &Row| {
-        let mut object = Map::new();
-        object.insert("arm".into(), json!(row.arm));
-        if let Some((name, value)) = load_of(row.cell) {
-            object.insert(name.into(), json!(value));
-        }
-        object.insert("published".into(), json!(row.published));
-        object.insert("simulated".into(), json!(row.simulated));
-        object.insert("error".into(), json!(errors(row)));
-        object.insert("intervals".into(), json!(row.intervals));
-        let overload = Overload::of(&row.simulated, &scenario.judgement);
-        object.insert("overload".into(), json!(overload.map(Overload::name)));
-        Value::Object(object)
-    };
-    json!({
-        "schema": "kvlane.simulate/1",
-        "scenario": scenario.scenario,
-        "seeds": scenario.seeds,
-        "rows": rows.iter().map(row).collect::<Vec<_>>(),
-    })
-}
-
-/// Simulated over published, minus one, of every published figure.
-fn errors(row: &Row) -> std::collections::BTreeMap<&str, f64> {
-    let error = |(name, published): (&'_ String, &f64)| Some((row.simulated.get(name)? / published) - 1.0);
-    row.published.iter().filter_map(|(name, value)| Some((name.as_str(), error((name, value))?))).collect()
 }

@@ -6,10 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use kvlane_lab::catalogue;
 use kvlane_trace::format::{self, Format, Jitter, Options, normal};
 use kvlane_trace::trace::Trace;
-
-use super::simulate::catalogue;
 
 mod generate;
 mod import;

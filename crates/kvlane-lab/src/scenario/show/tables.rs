@@ -1,10 +1,9 @@
 //! The figures of a simulation for a terminal, and as the tables of its report.
 
-use kvlane_lab::figures::{CLASSES, Figures, Overload};
-use kvlane_lab::report::Table;
-use kvlane_lab::scenario::{Group, Row, Scenario};
-
 use super::{errors, load_of};
+use crate::figures::{CLASSES, Figures, Overload};
+use crate::report::Table;
+use crate::scenario::{Group, Row, Scenario};
 
 /// Columns of every row: heading, figure, factor, digits.
 const COLUMNS: [(&str, &str, f64, usize); 16] = [
@@ -41,7 +40,7 @@ const COMPARED: [(&str, &str, usize); 10] = [
 ];
 
 /// The whole output for a terminal.
-pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
+pub fn text(scenario: &Scenario, rows: &[Row]) -> String {
     let mut out = format!("{}\n\n{}", summary(scenario), figures(rows).to_text());
     if rows.iter().any(|row| !row.published.is_empty()) {
         out.push_str(&format!("\nPublished, simulated and the error:\n\n{}", comparison(rows).to_text()));

@@ -1,15 +1,14 @@
 //! The HTML report of a simulation.
 
-use kvlane_lab::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
-use kvlane_lab::scenario::{Row, Scenario};
-
 use super::{load_of, tables};
+use crate::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
+use crate::scenario::{Row, Scenario};
 
 /// Percentiles that are drawn for a single load.
 const PERCENTILES: [(f64, &str); 3] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99")];
 
-/// The report.
-pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
+/// The HTML report.
+pub fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     let mut loads: Vec<f64> = rows.iter().filter_map(|row| load_of(row.cell)).map(|(_, load)| load).collect();
     loads.sort_unstable_by(f64::total_cmp);
     loads.dedup();
