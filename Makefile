@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image deny sbom ci \
+	e2e-python e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -105,6 +105,17 @@ e2e-sdk: cargo
 	e2e/venv.sh sdk
 	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
+
+# The Python package's wheel, with the module and the program, into target/wheels (python3.10; maturin from PyPI if it is missing).
+# PROFILE=dev builds quickly.
+wheel: cargo
+	crates/kvlane-py/wheel.sh
+
+# The wheel in a fresh virtual environment: documents' examples, the same bytes as the program's, the router's books, types (130 MB
+# from PyPI). PROFILE=dev builds quickly, KVLANE=FILE packs a program that is there.
+e2e-python: cargo
+	e2e/python/setup.sh
+	e2e/.work/python/bin/python -m unittest discover -v -s e2e/python
 
 # vllm bench serve, AIPerf and inference-perf, unmodified, against the gateway (840 MB of vLLM and 600 MB from PyPI, once).
 e2e-loadgens: cargo

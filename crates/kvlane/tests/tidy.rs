@@ -12,7 +12,7 @@ use kvlane_proxy::error::ApiError;
 use kvlane_wire::engine::ENGINES;
 
 /// The crates each crate may reach, whether directly or through another.
-const MAY_REACH: [(&str, &[&str]); 15] = [
+const MAY_REACH: [(&str, &[&str]); 16] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
     ("kvlane-tokens", &["kvlane-core", "kvlane-wire"]),
@@ -51,6 +51,7 @@ const MAY_REACH: [(&str, &[&str]); 15] = [
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
     ("kvlane-lab", &["kvlane-core", "kvlane-trace", "kvlane-sim", "kvlane-wire"]),
+    ("kvlane-py", &["kvlane-core", "kvlane-trace", "kvlane-sim", "kvlane-wire", "kvlane-lab"]),
     (
         "kvlane",
         &[
