@@ -199,7 +199,7 @@ fn main() -> Result<()> {
     race("the same, endpoints in turn", &Stream::plain(BATCH, true), rounds, false)?;
     race("the same, one by one", &Stream::plain(1, false), rounds, false)?;
     let own = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../crates/kvlane/assets/mooncake-conversation.trace.jsonl.gz");
+        .join("../../crates/kvlane-lab/assets/mooncake-conversation.trace.jsonl.gz");
     for path in [own].iter().chain(&traces) {
         let stream = Stream::of_trace(path, 16, 4096, 2_000_000)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();

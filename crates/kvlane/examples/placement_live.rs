@@ -58,7 +58,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Parser)]
 struct Args {
     /// The trace, of any format that `kvlane trace import` reads.
-    #[arg(default_value = "crates/kvlane/assets/mooncake-conversation.trace.jsonl.gz")]
+    #[arg(default_value = "crates/kvlane-lab/assets/mooncake-conversation.trace.jsonl.gz")]
     trace: PathBuf,
     /// Policies.
     #[arg(

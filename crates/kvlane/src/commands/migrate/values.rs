@@ -1,7 +1,7 @@
 //! Helm values of vLLM production-stack and of llm-d's router, as values of kvlane's chart.
 
 use anyhow::Result;
-use kvlane_fleet::yaml;
+use kvlane_wire::yaml;
 use serde_json::{Map, Value, json};
 
 use super::draft::Draft;
