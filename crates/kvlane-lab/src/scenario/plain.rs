@@ -53,7 +53,7 @@ pub enum PlainError {
 
 impl Plain {
     /// The policies that are compared unless others are named.
-    pub const POLICIES: [&str; 3] = ["round_robin", "cache_aware", "lmetric"];
+    pub const POLICIES: [&str; 4] = ["round_robin", "cache_aware", "lmetric", "fleet_cost"];
     /// The number of engines unless another is given.
     pub const ENGINES: u32 = 4;
     /// The engine unless another is named.

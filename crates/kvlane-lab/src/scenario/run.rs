@@ -89,7 +89,7 @@ pub enum RunError {
 }
 
 /// Load of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Cell {
     /// Conversations per second.
     Rate(f64),
@@ -98,11 +98,12 @@ pub enum Cell {
     /// Factor on the trace's rate.
     Load(f64),
     /// The whole arm.
+    #[default]
     All,
 }
 
 /// One policy at one load.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Row {
     /// The arm.
     pub arm: String,
@@ -118,6 +119,8 @@ pub struct Row {
     pub decisions: Decisions,
     /// Records of the requests under the first seed, if [`Aside::records`] is set.
     pub records: Vec<Record>,
+    /// Seconds to the first token of each answered request, by its index in the trace, for each seed.
+    pub first_tokens: Vec<Vec<(u32, f32)>>,
 }
 
 /// Data collected besides the figures.
@@ -136,6 +139,8 @@ pub struct Found {
     intervals: BTreeMap<String, Interval>,
     decisions: Decisions,
     records: Vec<Record>,
+    #[serde(default)]
+    first_tokens: Vec<(u32, f32)>,
 }
 
 /// Monotonic time since the first call: a stopwatch for [`Aside`].
@@ -194,6 +199,7 @@ fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
         intervals,
         decisions,
         records: Vec::new(),
+        first_tokens: found.iter().map(|found| found.first_tokens.clone()).collect(),
     }
 }
 
@@ -211,8 +217,7 @@ fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
         published,
         simulated: whole(&simulated),
         intervals: BTreeMap::new(),
-        decisions: Decisions::default(),
-        records: Vec::new(),
+        ..Row::default()
     })
 }
 
@@ -567,6 +572,11 @@ impl<'a> Simulation<'a> {
         let intervals = if alone { request_intervals(&run, 1) } else { BTreeMap::new() };
         let record = |outcome: &Outcome| outcome.record(send.trace, run.start);
         let records = if keep { run.outcomes.iter().map(record).collect() } else { Vec::new() };
-        Found { figures, intervals, decisions, records }
+        let first_token = |outcome: &Outcome| {
+            let first = outcome.first_token.filter(|_| outcome.is_ok())?;
+            Some((outcome.request, (first - outcome.due).as_secs_f64() as f32))
+        };
+        let first_tokens = run.outcomes.iter().filter_map(first_token).collect();
+        Found { figures, intervals, decisions, records, first_tokens }
     }
 }

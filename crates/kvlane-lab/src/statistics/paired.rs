@@ -68,6 +68,17 @@ impl Matched {
     }
 }
 
+impl Matched {
+    /// Matches two runs by the ids of their answered requests, with the figure of each.
+    pub fn by_id(before: &[(u32, f32)], after: &[(u32, f32)]) -> Self {
+        let after: BTreeMap<u32, f32> = after.iter().copied().collect();
+        let pair = |(id, before): &(u32, f32)| Some((f64::from(*before), f64::from(*after.get(id)?)));
+        let pairs: Vec<(f64, f64)> = before.iter().filter_map(pair).collect();
+        let matched = pairs.len();
+        Self { pairs, lost: (before.len() - matched) as u64, gained: (after.len() - matched) as u64 }
+    }
+}
+
 // === impl Paired ===
 
 impl Paired {

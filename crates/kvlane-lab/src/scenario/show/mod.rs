@@ -3,6 +3,7 @@
 mod page;
 mod records;
 mod tables;
+mod verdict;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use serde_json::{Map, Value, json};
 pub use page::page;
 pub use records::record_files;
 pub use tables::text;
+pub use verdict::verdict;
 
 use super::{Cell, Row, Scenario};
 use crate::figures::Overload;
@@ -45,6 +47,7 @@ pub fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
         "schema": "kvlane.simulate/1",
         "scenario": scenario.scenario,
         "seeds": scenario.seeds,
+        "verdict": verdict(rows),
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
     })
 }

@@ -1,6 +1,6 @@
 //! The HTML report of a simulation.
 
-use super::{load_of, tables};
+use super::{load_of, tables, verdict};
 use crate::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
 use crate::scenario::{Row, Scenario};
 
@@ -40,7 +40,10 @@ pub fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     });
     let report = Report {
         title: format!("kvlane simulate: {}", scenario.scenario),
-        intro: tables::summary(scenario),
+        intro: match verdict(rows) {
+            Some(verdict) => format!("{verdict}\n\n{}", tables::summary(scenario)),
+            None => tables::summary(scenario),
+        },
         loads: several.then(|| over_load(rows)),
         sections,
         ..Report::default()

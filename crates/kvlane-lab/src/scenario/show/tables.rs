@@ -1,6 +1,6 @@
 //! The figures of a simulation for a terminal, and as the tables of its report.
 
-use super::{errors, load_of};
+use super::{errors, load_of, verdict};
 use crate::figures::{CLASSES, Figures, Overload};
 use crate::report::Table;
 use crate::scenario::{Group, Row, Scenario};
@@ -41,7 +41,8 @@ const COMPARED: [(&str, &str, usize); 10] = [
 
 /// The whole output for a terminal.
 pub fn text(scenario: &Scenario, rows: &[Row]) -> String {
-    let mut out = format!("{}\n\n{}", summary(scenario), figures(rows).to_text());
+    let verdict = verdict(rows).map_or_else(String::new, |verdict| format!("\n{verdict}\n"));
+    let mut out = format!("{}\n{verdict}\n{}", summary(scenario), figures(rows).to_text());
     if rows.iter().any(|row| !row.published.is_empty()) {
         out.push_str(&format!("\nPublished, simulated and the error:\n\n{}", comparison(rows).to_text()));
     }
