@@ -8,6 +8,7 @@ includes its start, Python's does not include the interpreter's.
 
 import argparse
 import array
+import os
 import random
 import statistics
 import subprocess
@@ -18,27 +19,30 @@ import numpy
 
 from installed import PROGRAM
 
-SETTINGS = {"workload": "chat", "engines": 8, "rate": [(8, 300)], "policy": ["round_robin", "cache_aware", "fleet_cost"]}
-FLAGS = ["--workload", "chat", "--engines", "8", "--rate", "8x300", "--policy", "round_robin,cache_aware,fleet_cost"]
+SETTINGS = {"workload": "chat", "engines": 8, "rate": [(4, 60)], "policy": ["round_robin", "cache_aware", "fleet_cost"]}
+FLAGS = ["--workload", "chat", "--engines", "8", "--rate", "4x60", "--policy", "round_robin,cache_aware,fleet_cost"]
 ENGINES = 8
 
 
 def timed(work):
-    began = time.perf_counter()
+    """Seconds of wall time, and of CPU, of this process and its children."""
+    cpu = lambda: sum(os.times()[:4])
+    began, used = time.perf_counter(), cpu()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, cpu() - used
 
 
 def simulate(runs, jobs):
-    """Median seconds: from Python, and of the program."""
+    """Medians: from Python, and of the program."""
     command = [PROGRAM, "simulate", *FLAGS, "--jobs", str(jobs), "--json"]
     program = lambda: subprocess.run(command, check=True, capture_output=True)
     module = lambda: kvlane.simulate(**SETTINGS, jobs=jobs)
     program(), module()
-    both = [(timed(module), timed(program)) for _ in range(runs)]
-    ratios = [ours / theirs for ours, theirs in both]
-    ours, theirs = (statistics.median(times) for times in zip(*both))
-    print(f"simulate, {jobs} threads: {ours:.3f} s from Python, {theirs:.3f} s by the program; median ratio {statistics.median(ratios):.3f}")
+    pairs = [(timed(module), timed(program)) for _ in range(runs)]
+    for place, what in enumerate(("wall", "CPU")):
+        ours, theirs = [statistics.median(pair[who][place] for pair in pairs) for who in (0, 1)]
+        ratio = statistics.median(pair[0][place] / pair[1][place] for pair in pairs)
+        print(f"simulate, {jobs} threads, {what}: {ours:.3f} s from Python, {theirs:.3f} s by the program; median ratio {ratio:.3f}")
 
 
 def arrive(calls, form, prompt_tokens, events):

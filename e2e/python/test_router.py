@@ -197,6 +197,14 @@ class Books(unittest.TestCase):
         self.assertEqual((late.request, late.outcome, late.reason), (third.request, "rejected", "queue_timeout"))
         self.assertEqual((router.poll(now=11), router.next_deadline()), ([], None))
 
+    def test_a_request_that_is_settled_is_not_decided_any_more(self):
+        router = router_of(A, max_concurrent_requests=1, queue_size=2)
+        first, second, third = (router.arrive([n], now=0) for n in range(3))
+        router.settle(first.request, now=1)
+        # Its turn has come, but its client has gone.
+        router.settle(second.request, "cancelled", now=1)
+        self.assertEqual([decision.request for decision in router.poll(now=1)], [third.request])
+
     def test_threads_share_a_router(self):
         router, wrong = router_of(A, B, C), []
 

@@ -12,7 +12,7 @@ use pyo3::types::PyString;
 #[pyclass(frozen, get_all, module = "kvlane._core")]
 pub(crate) struct Decision {
     /// The request's number, for `progress` and `settle`.
-    request: u64,
+    pub(super) request: u64,
     /// `placed`, `queued` or `rejected`.
     outcome: &'static str,
     /// The endpoint that it was placed at.

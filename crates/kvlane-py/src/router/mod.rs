@@ -53,7 +53,7 @@ struct State {
     requests: HashMap<u64, Request>,
     endpoints: HashMap<String, EndpointId>,
     names: decision::Names,
-    /// Decisions on queued requests that have not been polled: at most one for each.
+    /// Decisions on queued requests that have not been polled: at most one for each request that is not settled.
     decided: VecDeque<Decision>,
     /// Reused memory.
     chain: Vec<BlockHash>,
@@ -366,6 +366,8 @@ impl Router {
         }
         self.core.step_all(now, inputs, &mut outputs);
         state.requests.remove(&request);
+        // Its turn may have come since the last poll.
+        state.decided.retain(|decision| decision.request != request);
         state.deliver(py, outputs, None);
         Ok(())
     }
