@@ -109,7 +109,7 @@ e2e-sdk: cargo
 # The Python package's wheel, with the module and the program, into target/wheels (python3.10; maturin from PyPI if it is missing).
 # PROFILE=dev builds quickly.
 wheel: cargo
-	crates/kvlane-py/wheel.sh
+	packaging/wheel.sh
 
 # The wheel in a fresh virtual environment: documents' examples, the same bytes as the program's, the router's books, types (130 MB
 # from PyPI). PROFILE=dev builds quickly, KVLANE=FILE packs a program that is there.

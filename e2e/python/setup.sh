@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the Python package's wheel and installs it into a fresh e2e/.work/python (or $E2E_WORK/python), with what the tests need.
 #
-# PROFILE=dev builds quickly, KVLANE=FILE packs a program that is there: see crates/kvlane-py/wheel.sh. PYTHON names another
+# PROFILE=dev builds quickly, KVLANE=FILE packs a program that is there: see packaging/wheel.sh. PYTHON names another
 # interpreter than python3. Wants PyPI.
 set -eu
 
@@ -11,7 +11,7 @@ mkdir -p "$work"
 work=$(cd "$work" && pwd)
 
 rm -rf "${work:?}/python" "$work/wheel"
-"$here/../../crates/kvlane-py/wheel.sh" "$work/wheel"
+"$here/../../packaging/wheel.sh" "$work/wheel"
 "${PYTHON:-python3}" -m venv "$work/python"
 "$work/python/bin/pip" install --quiet --disable-pip-version-check "$work"/wheel/kvlane-*.whl
 "$work/python/bin/python" -c 'import kvlane, sys; sys.exit(bool({"pandas", "polars", "numpy"} & set(sys.modules)))'

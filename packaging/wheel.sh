@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# crates/kvlane-py/wheel.sh [DIRECTORY]: builds the Python package's wheel into DIRECTORY (default: target/wheels).
+# packaging/wheel.sh [DIRECTORY]: builds the Python package's wheel into DIRECTORY (default: target/wheels).
 #
 # The wheel has the module (one build for Python 3.10 and later) and the program, stripped, which pip puts on the PATH.
 # PROFILE=dev builds both quickly; KVLANE=FILE packs that program instead of building one. Needs cargo and python3;
 # maturin is taken from the PATH, or from PyPI into target/maturin.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-root=$(cd ../.. && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
-out=$(cd "$root" && mkdir -p "${1:-$target/wheels}" && cd "${1:-$target/wheels}" && pwd)
+out=${1:-$target/wheels}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 profile=${PROFILE:-release}
+program=${KVLANE:+$(realpath "$KVLANE")}
+cd "$root/crates/kvlane-py"
 
 maturin=$(command -v maturin || true)
 if [ -z "$maturin" ]; then
@@ -20,7 +23,6 @@ if [ -z "$maturin" ]; then
     }
 fi
 
-program=${KVLANE:-}
 if [ -z "$program" ]; then
     cargo build --locked --profile "$profile" --package kvlane --bin kvlane
     program=$target/$([ "$profile" = dev ] && echo debug || echo "$profile")/kvlane
