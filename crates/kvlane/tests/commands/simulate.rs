@@ -280,7 +280,7 @@ fn flags_that_say_something_wrong_are_named_with_what_to_take() {
     fails(&with(&["--concurrency", "0"]), FAILURE, &["concurrency", "at least 1"]);
     fails(&with(&["--seeds", "0"]), FAILURE, &["--seeds 0", "at least 1"]);
     fails(&with(&["--jobs", "0"]), FAILURE, &["--jobs 0", "at least 1"]);
-    fails(&with(&["--seeds", "4000000000"]), FAILURE, &["12000000000 runs", "fewer"]);
+    fails(&with(&["--seeds", "4000000000"]), FAILURE, &["16000000000 runs", "fewer"]);
     fails(&with(&["--rate", "1e9x1e9"]), FAILURE, &["arrivals"]);
     fails(&with(&["--cache-knowledge", "some"]), USAGE, &["approximate", "exact"]);
     fails(&with(&["--timing", "/nowhere.json"]), FAILURE, &["timing /nowhere.json", "No such file"]);
