@@ -33,11 +33,17 @@ pub fn verdict(rows: &[Row]) -> Option<String> {
         count => format!(", the next best of {count} policies"),
     };
     if let [_] = found[..] {
-        return Some(format!(
-            "{}{among}, at the same load{}.",
-            said(best, next, &first.mean_ratio),
-            lost(first, best, next)
-        ));
+        let lost = lost(first, best, next);
+        return Some(match change(&first.mean_ratio) {
+            (true, change) => {
+                format!("{best} gives the first token {change} than {next}{among}, at the same load{lost}.")
+            }
+            (false, change) => {
+                format!(
+                    "{best} and {next}{among}, do not differ at the same load: first token {change}{lost}."
+                )
+            }
+        });
     }
     let each: Vec<String> =
         found.iter().map(|(load, paired)| format!("{} at {load}", change(&paired.mean_ratio).1)).collect();
@@ -74,14 +80,6 @@ fn compared(rows: &[Row], before: &str, after: &str, load: f64) -> Option<Paired
     Paired::of(&matched, RandomStreams::of(1, 0))
 }
 
-/// `a gives the first token 23 % sooner (19 to 27) than b`.
-fn said(best: &str, next: &str, ratio: &Estimate) -> String {
-    match change(ratio) {
-        (true, change) => format!("{best} gives the first token {change} than {next}"),
-        (false, change) => format!("{best} and {next} do not differ: first token {change}"),
-    }
-}
-
 /// A ratio as a change with its interval of 95 %, and whether there is one for sure.
 fn change(ratio: &Estimate) -> (bool, String) {
     let sooner = |ratio: f64| 100.0 * (1.0 - ratio);
@@ -91,7 +89,9 @@ fn change(ratio: &Estimate) -> (bool, String) {
     let sign = if ratio.value <= 1.0 { 1.0 } else { -1.0 };
     let mut ends = [sign * sooner(interval.low), sign * sooner(interval.high)];
     ends.sort_unstable_by(f64::total_cmp);
-    (ends[0] > 0.0, format!("{size:.0} % {word} ({:.0} to {:.0})", ends[0], ends[1]))
+    // Adding zero makes a positive one of a negative one.
+    let [low, high] = ends.map(|end| end.round() + 0.0);
+    (ends[0] > 0.0, format!("{size:.0} % {word} ({low:.0} to {high:.0})"))
 }
 
 /// What the better policy did not answer, which the other did.
