@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-python e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel deny sbom ci \
+	e2e-python e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -59,6 +59,16 @@ crowd: cargo
 replay-schedule: cargo
 	cargo build --release --locked -p kvlane --bin kvlane --example replay_schedule
 	target/release/examples/replay_schedule
+
+# The documents as a site, with search, in target/site; every link of it is checked. mdBook is built once, python3 is needed.
+site: cargo
+	command -v mdbook > /dev/null || test -x target/mdbook/bin/mdbook || cargo install mdbook --version 0.5.4 --locked --root target/mdbook
+	cd docs && PATH="$$PATH:$$PWD/../target/mdbook/bin" mdbook build
+	python3 docs/site/check.py target/site
+
+# What a release has for this machine: a tarball, a Debian package, SBOM, checksums (packaging/release.sh).
+release: cargo
+	packaging/release.sh
 
 # All benches; figures are printed, never asserted.
 bench: cargo

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A preprocessor of mdBook: links to files outside of docs/ lead to the repository, where those files are."""
+"""A preprocessor of mdBook: links to files outside of docs/ lead to the repository, where those files are, and links to a README.md
+to the index.html that mdBook makes of it."""
 
 import json
 import posixpath
@@ -20,7 +21,8 @@ def lead(path, text):
             return link[0]
         at = posixpath.normpath(posixpath.join(folder, target))
         if at.startswith("docs/"):
-            return link[0]
+            target = re.sub(r"README\.md$", "index.md", target)
+            return f"{link[1]}{target}{link[3] or ''}{link[4]}"
         return f"{link[1]}{REPOSITORY}{at}{link[3] or ''}{link[4]}"
 
     return LINK.sub(replaced, text)
