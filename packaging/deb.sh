@@ -11,6 +11,9 @@ out=$(cd "$2" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 architecture=$(dpkg --print-architecture)
+# The oldest C library that has everything that the binary names.
+libc=$(grep -aoE 'GLIBC_2\.[0-9]+' "$binary" | sort -uV | tail -1 | cut -d_ -f2)
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 packaging/stage.sh "$binary" "$work/staged"
@@ -33,10 +36,10 @@ install -m 644 "$work/staged/kvlane.example.yaml" README.md "$documents/"
 gzip -n9c CHANGELOG.md > "$documents/changelog.gz"
 mkdir -m 755 "$root/DEBIAN"
 size=$(du -sk --exclude=DEBIAN "$root" | cut -f1)
-sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@SIZE@/$size/" packaging/deb/control.in > "$root/DEBIAN/control"
+sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@SIZE@/$size/" -e "s/@LIBC@/$libc/" packaging/deb/control.in > "$root/DEBIAN/control"
 echo /etc/kvlane/kvlane.yaml > "$root/DEBIAN/conffiles"
 install -m 755 packaging/deb/postinst packaging/deb/prerm packaging/deb/postrm "$root/DEBIAN/"
 (cd "$root" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum > DEBIAN/md5sums)
-find "$root" -exec touch --no-dereference --date="@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}" {} +
+find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group --build "$root" "$out/kvlane_${version}_${architecture}.deb" > /dev/null
 echo "$out/kvlane_${version}_${architecture}.deb"

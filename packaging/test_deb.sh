@@ -29,7 +29,7 @@ done
 grep -q "^ExecStart=/usr/bin/kvlane serve --config /etc/kvlane/kvlane.yaml" "$root/usr/lib/systemd/system/kvlane@.service" \
     || fail "the service starts something else"
 bash -n "$root/usr/share/bash-completion/completions/kvlane" || fail "completions of bash"
-zcat "$root/usr/share/man/man1/kvlane-serve.1.gz" | grep -q worker-urls || fail "the man page has no flags"
+zcat "$root/usr/share/man/man1/kvlane-serve.1.gz" > "$root/page" && grep -q 'worker\\-urls' "$root/page" || fail "the man page has no flags"
 echo "workers: [{url: 'http://127.0.0.1:8001'}]" > "$root/etc/kvlane/kvlane.yaml"
 "$root/usr/bin/kvlane" check --config "$root/etc/kvlane/kvlane.yaml" > /dev/null || fail "the configuration is refused"
 if command -v systemd-analyze > /dev/null; then
