@@ -343,7 +343,7 @@ class Errors(unittest.TestCase):
 
     def test_settings_that_are_wrong_are_named(self):
         for kind, words, keywords in [
-            (ValueError, "policy best: unknown policy; known are fleet_cost", {"policy": "best"}),
+            (ValueError, "policy: unknown policy 'best': did you mean", {"policy": "best"}),
             (ValueError, "unknown field `x`", {"policy": {"name": "cache_aware", "x": 1}}),
             (ValueError, "block_tokens 0: must be from 1 to", {"block_tokens": 0}),
             (ValueError, "queue_timeout_s inf", {"queue_timeout_s": float("inf")}),

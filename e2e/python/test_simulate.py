@@ -151,8 +151,8 @@ class Errors(WithDirectory):
     def test_settings_that_are_wrong_are_named(self):
         wrong = [
             ({}, "nothing to simulate: a trace or a workload is required"),
-            ({"workload": "chatter"}, "workload chatter: unknown kind; known are chat,"),
-            ({"workload": "chat", "policy": "best"}, "policy best: unknown policy; known are fleet_cost,"),
+            ({"workload": "chatter"}, "workload chatter: unknown kind: did you mean `chat`"),
+            ({"workload": "chat", "policy": "best"}, "policy: unknown policy 'best': did you mean"),
             ({"workload": "chat", "trace": "x"}, "trace and workload exclude each other"),
             ({"workload": "chat", "load": 1, "concurrency": 2}, "load, rate and concurrency exclude each other"),
             ({"workload": "chat", "load": float("nan")}, "load"),

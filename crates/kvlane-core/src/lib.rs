@@ -41,6 +41,7 @@ pub mod router;
 pub mod scheduler;
 mod session_admission;
 pub mod stall;
+pub mod suggest;
 mod table;
 pub mod time;
 pub mod timing;

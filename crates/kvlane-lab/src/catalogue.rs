@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvlane_core::suggest::suggest;
 use kvlane_trace::TraceError;
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::trace::Trace;
@@ -60,7 +61,7 @@ pub fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// No scenario has this name, and no file.
-    #[error("scenario {name}: neither a file nor one of {}", names().join(", "))]
+    #[error("scenario {name}: neither a file nor a known name: {meant}", meant = suggest(name, names(), "`--list` shows all."))]
     Absent {
         /// The name.
         name: String,

@@ -6,13 +6,28 @@ use std::time::Duration;
 use kvlane_core::config::{ConfigError, TIME, TIME_OR_ZERO, wrong};
 use kvlane_core::section;
 use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
+use serde::{Deserialize, Deserializer};
 
 use crate::auth::Role;
+
+/// The address of a listener: an IP address, or `localhost`.
+pub(crate) fn host<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
+    let said = String::deserialize(deserializer)?;
+    match said.as_str() {
+        "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        other => other.parse().map_err(|_| {
+            serde::de::Error::custom(format!(
+                "'{other}' is not an IP address: write 127.0.0.1 for this machine only, 0.0.0.0 for all its networks"
+            ))
+        }),
+    }
+}
 
 section! {
     /// The clients' port, and limits of requests.
     pub struct Server {
         /// Address of the clients' port.
+        #[serde(deserialize_with = "host")]
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         /// Port for clients; 0 takes a free one.
         pub port: u16 = 30_000;
@@ -74,6 +89,7 @@ section! {
     /// The port of `/metrics` and the admin API.
     pub struct Metrics {
         /// Address of the metrics and admin port.
+        #[serde(deserialize_with = "host")]
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         /// Port for metrics and the admin API; 0 takes a free one.
         pub port: u16 = 29_000;

@@ -23,6 +23,7 @@ pub mod failure;
 pub mod grpc;
 pub mod json;
 pub mod kv;
+pub mod mistake;
 pub mod models;
 pub mod msgpack;
 pub mod openai;

@@ -11,6 +11,8 @@ use serde_path_to_error::{Path, Segment};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 
+use crate::mistake::in_words;
+
 /// Lines of a file that are shown around the place where it is wrong.
 const SHOWN_LINES: usize = 2;
 
@@ -21,6 +23,8 @@ pub struct YamlError(String);
 /// A file that has been parsed, with the place of each of its values.
 pub struct Document<'a> {
     text: &'a str,
+    /// Where all keys are listed, for an error about one that is unknown.
+    list: &'a str,
     tree: Spanned<Node>,
 }
 
@@ -55,9 +59,15 @@ impl<'a> Document<'a> {
         };
         let tree = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let at = error.location().map_or_else(String::new, |at| shown(text, &at));
-            YamlError(format!("{error}{at}"))
+            YamlError(format!("{}{at}", of_text(&error.to_string())))
         })?;
-        Ok(Self { text, tree })
+        Ok(Self { text, list: "", tree })
+    }
+
+    /// The same document, whose keys are all listed where `list` says.
+    #[must_use]
+    pub fn listed_by(self, list: &'a str) -> Self {
+        Self { list, ..self }
     }
 
     /// Whether it has no value.
@@ -77,8 +87,8 @@ impl<'a> Document<'a> {
         serde_path_to_error::deserialize(value).map_err(|error| {
             let at = find(&self.tree, error.path());
             let (line, column) = (at.line(), at.column());
-            let (key, inner) = (place(error.path()), error.inner());
-            YamlError(format!("{key}{inner} at line {line}, column {column}{}", shown(self.text, &at)))
+            let (key, inner) = (place(error.path()), in_words(&error.inner().to_string(), self.list));
+            YamlError(format!("{key}{inner} (line {line}, column {column}){}", shown(self.text, &at)))
         })
     }
 
@@ -197,6 +207,14 @@ fn find(tree: &Spanned<Node>, path: &Path) -> Location {
     at
 }
 
+/// What is wrong with a text that is not YAML, with its place behind.
+fn of_text(error: &str) -> String {
+    match error.rsplit_once(" at line ") {
+        Some((what, place)) => format!("{} (line {place})", in_words(what, "")),
+        None => in_words(error, ""),
+    }
+}
+
 /// The key with the error, as `section.key: `; empty for the whole file.
 fn place(path: &Path) -> String {
     match path.to_string().as_str() {
@@ -249,7 +267,7 @@ mod tests {
     fn what_is_wrong_is_said_once_and_shown() {
         for (text, what) in [
             ("port: 1\nprot: 2\n", "unknown field `prot`"),
-            ("port: many\n", "invalid type: string \"many\", expected u16"),
+            ("port: many\n", "\"many\" is not a whole number"),
             ("port: [\n", "unclosed bracket"),
             ("", "missing field `port`"),
         ] {

@@ -130,7 +130,7 @@ mod tests {
         for (text, words) in [
             ("", &["write [] if there are no workers"][..]),
             ("# nothing\n", &["write []"]),
-            ("workers: []\n", &["invalid type: map", "line 1", "- url:"]),
+            ("workers: []\n", &["is not a list", "line 1", "- url:"]),
             ("- url: http://a\n- ulr: http://b\n", &["unknown field `ulr`", "line 2", "2 | - ulr: http://b"]),
             ("- url: http://a\n- url: gpu:8000\n", &["[1].url", "'gpu:8000'", "http://host:port", "line 2"]),
             ("- url: http://a\n  role: decoder\n", &["[0].role", "decoder", "line 2"]),

@@ -22,6 +22,7 @@ use crate::rates::Rates;
 pub use crate::reason::Reason;
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::rng::Rng;
+use crate::suggest::suggest;
 use crate::time::Nanos;
 
 /// One eligible endpoint as a row.
@@ -520,8 +521,16 @@ pub fn name_or_config<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Poli
     deserializer.deserialize_any(Either)
 }
 
+impl PolicyConfig {
+    /// What is said where `name` is no policy.
+    pub fn unknown(name: &str) -> String {
+        let suggested = suggest(name, Self::NAMES.iter().copied(), "The policies are in docs/guide.md.");
+        format!("unknown policy '{name}': {suggested}")
+    }
+}
+
 fn no_policy<E: de::Error>(name: &str) -> E {
-    E::custom(format!("unknown policy '{name}': expected one of {}", PolicyConfig::NAMES.join(", ")))
+    E::custom(PolicyConfig::unknown(name))
 }
 
 /// A parameter's value before its type is known.

@@ -30,6 +30,8 @@ pub use file::{Residual, TimingFile, TimingFileError};
 pub use hardware::{Efficiency, Hardware, Host};
 pub use shape::{Dtype, Experts, Latent, ModelShape, Window};
 
+use crate::suggest::suggest;
+
 const GIB: f64 = 1_073_741_824.0;
 
 /// Activation memory that vLLM reserves when it sizes its KV cache, in bytes per GPU. It gives the 302 K tokens that
@@ -85,12 +87,12 @@ pub struct TimingModel {
 pub enum PresetError {
     /// Not of the form `model@gpu` or `model@gpuxN`, optionally with a number type after the model.
     #[error(
-        "preset `{0}` is not of the form model@gpu, model@gpuxN or model:fp8@gpuxN; known are {list}",
-        list = known()
+        "preset `{0}` is not of the form model@gpu, model@gpuxN or model:fp8@gpuxN: {meant}",
+        meant = meant(.0)
     )]
     Form(String),
     /// The tables do not contain the model or the GPU.
-    #[error("preset `{0}` names an unknown model or GPU; known are {list}", list = known())]
+    #[error("preset `{0}` names an unknown model or GPU: {meant}", meant = meant(.0))]
     Unknown(String),
     /// The number of GPUs does not divide the model's heads evenly.
     #[error("preset `{name}`: {why}")]
@@ -243,9 +245,12 @@ impl TimingModel {
     }
 }
 
-/// The names that presets are made of, for error messages.
-fn known() -> String {
-    format!("{} at {}", ModelShape::names().join(", "), Hardware::names().join(", "))
+/// Which preset was meant, for error messages.
+fn meant(preset: &str) -> String {
+    let model = preset.split('@').next().unwrap_or(preset);
+    let model = model.split(':').next().unwrap_or(model);
+    let models = suggest(model, ModelShape::names(), "The models are in docs/simulator.md.");
+    format!("{models} A GPU is one of {}", Hardware::names().join(", "))
 }
 
 #[cfg(test)]

@@ -83,6 +83,57 @@ section! {
     }
 }
 
+/// Workers: a list or its only entry, each with its keys, or its URL alone.
+pub fn workers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<WorkerSpec>, D::Error> {
+    struct One(WorkerSpec);
+    impl<'de> Deserialize<'de> for One {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            deserializer.deserialize_any(Either).map(Self)
+        }
+    }
+    struct Either;
+    impl<'de> Visitor<'de> for Either {
+        type Value = WorkerSpec;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a worker, as in `http://10.0.0.7:8000` or `{url: 'http://10.0.0.7:8000'}`")
+        }
+
+        fn visit_str<E>(self, url: &str) -> Result<WorkerSpec, E> {
+            Ok(WorkerSpec::new(url))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<WorkerSpec, A::Error> {
+            WorkerSpec::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    struct All;
+    impl<'de> Visitor<'de> for All {
+        type Value = Vec<WorkerSpec>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of workers, as in `[http://10.0.0.7:8000]`")
+        }
+
+        fn visit_str<E>(self, url: &str) -> Result<Vec<WorkerSpec>, E> {
+            Ok(vec![WorkerSpec::new(url)])
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<WorkerSpec>, A::Error> {
+            Ok(vec![WorkerSpec::deserialize(MapAccessDeserializer::new(map))?])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut workers: A) -> Result<Vec<WorkerSpec>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(One(worker)) = workers.next_element()? {
+                all.push(worker);
+            }
+            Ok(all)
+        }
+    }
+    deserializer.deserialize_any(All)
+}
+
 /// A list, or its only entry.
 fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<FeedSpec>, D::Error> {
     struct Feeds;

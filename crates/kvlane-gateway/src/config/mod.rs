@@ -20,6 +20,7 @@ pub use kvlane_fleet::recording_writer::config::Recorder;
 pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
 use kvlane_fleet::timings::Timings;
 pub use kvlane_fleet::tokenize::{Content, TokenSource, Tokens};
+use kvlane_fleet::worker::config::workers;
 pub use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
 use kvlane_http::connections::ConnectionsConfig;
 use kvlane_http::secret::Secret;
@@ -43,7 +44,9 @@ section! {
         pub server: Server = Server::default();
         /// The port of `/metrics` and the admin API. Keep it private.
         pub metrics: Metrics = Metrics::default();
-        /// The workers known from the start; others can join at run time.
+        /// The workers known from the start, as in `[http://10.0.0.7:8000]`, or each with the keys below; others can
+        /// join at run time.
+        #[serde(deserialize_with = "workers")]
         pub workers: Vec<WorkerSpec> = Vec::new();
         /// Discovery of workers by Kubernetes, DNS or a file.
         pub discovery: Discovery = Discovery::default();

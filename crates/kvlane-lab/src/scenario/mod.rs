@@ -416,9 +416,7 @@ impl<'de> Deserialize<'de> for Arm {
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Arm, E> {
                 let policy = PolicyConfig::by_name(name);
-                let known =
-                    || format!("unknown policy `{name}`: known are {}", PolicyConfig::NAMES.join(", "));
-                policy.map(Arm::new).ok_or_else(|| E::custom(known()))
+                policy.map(Arm::new).ok_or_else(|| E::custom(PolicyConfig::unknown(name)))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Arm, A::Error> {
                 let map = ArmMap::deserialize(MapAccessDeserializer::new(map))?;

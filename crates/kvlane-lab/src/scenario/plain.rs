@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::suggest::suggest;
 use kvlane_trace::generate::Workload;
 
 use super::{Arm, CacheKnowledge, ClosedLoop, Conversations, Group, OpenLoop, Scenario, Stage, WorkloadSpec};
@@ -39,14 +40,19 @@ pub enum PlainError {
     #[error("trace and workload exclude each other")]
     TwoWorkloads,
     /// No workload is called so.
-    #[error("workload {0}: unknown kind; known are {known}", known = Workload::KINDS.join(", "))]
+    #[error("workload {0}: unknown kind: {meant}", meant = kind(.0))]
     UnknownWorkload(String),
     /// No policy is called so.
-    #[error("policy {0}: unknown policy; known are {known}", known = PolicyConfig::NAMES.join(", "))]
+    #[error("policy: {meant}", meant = PolicyConfig::unknown(.0))]
     UnknownPolicy(String),
     /// The load is given in two ways.
     #[error("load, rate and concurrency exclude each other")]
     TwoLoads,
+}
+
+/// Which kind of workload was meant.
+fn kind(name: &str) -> String {
+    suggest(name, Workload::KINDS.iter().copied(), "`kvlane trace generate --kinds` lists all.")
 }
 
 // === impl Plain ===
@@ -139,10 +145,11 @@ mod tests {
         let wrong = |plain: Plain| plain.scenario().expect_err("wrong").to_string();
         assert!(wrong(Plain { workload: None, ..chat() }).starts_with("nothing to simulate"));
         let kind = wrong(Plain { workload: Some("chatter".into()), ..chat() });
-        assert!(kind.starts_with("workload chatter: unknown kind; known are ") && kind.contains("chat"));
+        assert!(kind.starts_with("workload chatter: unknown kind: did you mean `chat`"));
         let policy = wrong(Plain { policies: vec!["best".into()], ..chat() });
         assert!(
-            policy.starts_with("policy best: unknown policy; known are ") && policy.contains("least_load")
+            policy.starts_with("policy: unknown policy 'best': did you mean ")
+                && policy.contains("least_load")
         );
         assert_eq!(
             wrong(Plain { trace: Some("t".into()), ..chat() }),

@@ -4,10 +4,13 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use kvlane_core::section;
 
+use crate::config::host;
+
 section! {
     /// The endpoint picker for Envoy (`kvlane epp`): its ports, and what it does with answers.
     pub struct EndpointPicker {
         /// Address of the picker's ports.
+        #[serde(deserialize_with = "host")]
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         /// Port of external processing (gRPC), with health checks; 0 takes a free one.
         pub port: u16 = 9002;

@@ -22,12 +22,8 @@ pub(super) fn policy(policy: Option<&Bound<'_, PyAny>>) -> PyResult<PolicyConfig
     let Some(given) = policy else { return Ok(PolicyConfig::FleetCost(fleet_cost::Config::default())) };
     if let Ok(name) = given.cast::<PyString>() {
         let name = name.to_string_lossy();
-        return PolicyConfig::by_name(&name).ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "policy {name}: unknown policy; known are {}",
-                PolicyConfig::NAMES.join(", ")
-            ))
-        });
+        return PolicyConfig::by_name(&name)
+            .ok_or_else(|| PyValueError::new_err(format!("policy: {}", PolicyConfig::unknown(&name))));
     }
     let text: String = given.py().import("json")?.call_method1("dumps", (given,))?.extract()?;
     let mut json = serde_json::Deserializer::from_str(&text);

@@ -152,6 +152,8 @@ fn property(key: &Key, default: Option<&Value>) -> Value {
     };
     schema["description"] = json!(key.doc);
     if let Some(default) = default.filter(|default| !default.is_null() && key.kind != Kind::Section) {
+        // Workers may be written as their URLs.
+        Kind::List if key.name == "workers" => json!({"items": {"anyOf": [entry(), {"type": "string"}]}}),
         schema["default"] = default.clone();
     }
     if let (Some((least, most)), Kind::Integer | Kind::Number) = (&key.bounds, key.kind) {

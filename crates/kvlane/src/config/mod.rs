@@ -18,11 +18,11 @@ use kvlane_http::address::worker_name;
 use kvlane_http::secret::{KeyHash, Secret, revealed};
 use kvlane_proxy::auth::Role;
 use kvlane_wire::disaggregation::Connector;
-use kvlane_wire::yaml;
+use kvlane_wire::yaml::Document;
 use serde_json::{Value, json};
 
 use self::flags::Flag;
-use self::set::{scalar, with};
+use self::set::{KEYS, scalar, with};
 
 /// The flags of the configuration.
 #[derive(Clone, Debug)]
@@ -427,7 +427,7 @@ fn read(path: &Path) -> Result<Config> {
 
 /// Reads a configuration file.
 pub(crate) fn from_yaml(text: &str) -> Result<Config> {
-    Ok(yaml::read(text)?)
+    Ok(Document::parse(text)?.listed_by(KEYS).read()?)
 }
 
 #[cfg(test)]
@@ -653,7 +653,7 @@ mod tests {
         check(&["--set", r#"timeouts.routes={"v1": {}}"#], &["timeouts.routes.v1", "must begin with '/'"]);
         let route = r#"timeouts.routes={"/v1/x": {"request_timeout": "0s"}}"#;
         check(&["--set", route], &["timeouts.routes./v1/x.request_timeout", "out of range"]);
-        check(&["--set", "server.port=high"], &["server.port", "invalid type"]);
+        check(&["--set", "server.port=high"], &["server.port", "not a whole number"]);
         check(&["--set", "tokens.source=best"], &["tokens.source", "unknown variant `best`"]);
         check(
             &["--set", "tokens.source=engine", "--tokenizer-path", "/m"],
@@ -663,15 +663,15 @@ mod tests {
         check(&["--set", &format!("limits={many}")], &["limits: 10001 is out of range: must be 0 to 10000"]);
         check(&["--set", "server.body_timeout=soon"], &["server.body_timeout"]);
         check(&["--set", "health.interval=0s"], &["health.interval"]);
-        check(&["--policy", "best"], &["best", "cache_aware, prefix_aware"]);
+        check(&["--policy", "best"], &["best", "did you mean"]);
         check(
             &["--pool-policy", "m=best"],
-            &["--pool-policy", "routing.pools.m.policy", "'best'", "cache_aware, prefix_aware"],
+            &["--pool-policy", "routing.pools.m.policy", "'best'", "did you mean"],
         );
         check(&["--worker-urls", "gpu:1"], &["workers[0].url", "gpu:1"]);
         check(&["--worker-urls", "http://a", "http://a/"], &["workers[1].url", "twice"]);
         check(&["--policy", "lmetric", "--cache-threshold", "0.5"], &["--cache-threshold", "unknown field"]);
-        check(&["--port", "70000"], &["--port", "server.port: invalid value", "u16"]);
+        check(&["--port", "70000"], &["--port", "server.port: 70000", "0 to 65535"]);
         check(&["--queue-timeout-secs", "1m"], &["--queue-timeout-secs", "not a whole number"]);
         check(&["--config", "/nowhere.yaml"], &["/nowhere.yaml"]);
     }
@@ -719,7 +719,7 @@ mod tests {
                         assert!(error.contains(word), "{place} {value}: '{word}' is not in: {error}");
                     }
                     // YAML's words for numbers that are not finite are no numbers.
-                    let why = ["is out of range: must be ", "invalid type"]
+                    let why = ["is out of range: must be ", " is not a number", " is not a whole number"]
                         .into_iter()
                         .any(|why| error.contains(why));
                     assert!(why, "{place} {value}: {error}");

@@ -144,7 +144,7 @@ fn the_schema_has_the_type_the_default_and_the_bounds_of_a_key() {
     let size = at("/properties/routing/properties/queue_size");
     let told = ["type", "default", "minimum", "maximum"].map(|name| &size[name]);
     assert_eq!(told, [&json!("integer"), &json!(100), &json!(0), &json!(1_000_000)]);
-    assert_eq!(at("/properties/workers/items/properties/url/type"), &json!("string"));
+    assert_eq!(at("/properties/workers/items/anyOf/0/properties/url/type"), &json!("string"));
     assert_eq!(at("/properties/tracing/properties/endpoint/type"), &json!(["string", "null"]));
     assert_eq!(at("/properties/retry/properties/budget/properties/share/maximum"), &json!(1));
     assert_eq!(at("/properties/server/additionalProperties"), &json!(false));

@@ -3,7 +3,11 @@
 use anyhow::{Result, anyhow, bail};
 use kvlane_gateway::config::Config;
 use kvlane_http::secret::revealed;
+use kvlane_wire::mistake::in_words;
 use serde_json::{Value, json};
+
+/// Where all keys are, for an error about one that is unknown.
+pub(super) const KEYS: &str = "`kvlane config` prints every key.";
 
 /// A value after `=`: JSON if it parses, else text.
 pub(super) fn scalar(text: &str) -> Value {
@@ -38,7 +42,7 @@ pub(super) fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         let below = error.path().to_string();
         let at = if below.starts_with(key) { &below } else { key };
         // A policy names its parameter itself.
-        let cause = error.inner().to_string();
+        let cause = in_words(&error.inner().to_string(), KEYS);
         let name = at.rsplit('.').next().unwrap_or(at);
         anyhow!("{at}: {}", cause.strip_prefix(&format!("{name}: ")).unwrap_or(&cause))
     })

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_core::suggest::suggest;
 use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel};
 use kvlane_lab::calibrate::fit::fit;
 use kvlane_lab::calibrate::measure::{MeasureConfig, Measured, measure};
@@ -75,8 +76,8 @@ pub(crate) struct CalibrateArgs {
     /// Write the timing file (schema kvlane.timing/1) here.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Write the figures as JSON (schema kvlane.calibrate/1) to a file, `-` for stdout.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON (schema kvlane.calibrate/1) to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,
@@ -179,7 +180,11 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
         GENERIC => generic(),
         gpu => match Hardware::of(gpu, &model) {
             Some(hardware) => hardware,
-            None => bail!("--gpu {gpu}: must be one of {}, or {GENERIC}", Hardware::names().join(", ")),
+            None => {
+                let names = Hardware::names();
+                let known = names.iter().copied().chain([GENERIC]);
+                bail!("--gpu {gpu}: unknown; {}", suggest(gpu, known, "Others are `generic`."))
+            }
         },
     };
     Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp, kv_dtype: args.kv_dtype })

@@ -340,6 +340,29 @@ pub(super) const GROUPS: &[Group] = &[
     ),
 ];
 
+/// Flags of the production stack's router and of engines, and names that are easily taken for flags.
+const ELSEWHERE: &[Group] = &[
+    group(
+        Refused("write `--worker-urls http://HOST:PORT`, several separated by spaces"),
+        &["workers=*", "worker=*", "backends=*", "upstream=*", "url=*", "static-backends=*"],
+    ),
+    group(Ignored("workers are asked for their models"), &["static-models=*", "static-model-labels=*"]),
+    group(Refused("write `--policy`"), &["routing-logic="]),
+    group(Refused("set `hints.session_headers` in the configuration"), &["session-key="]),
+    group(Refused("write `--selector LABEL=VALUE`"), &["k8s-label-selector="]),
+    group(Refused("write `--service-discovery-namespace`"), &["k8s-namespace="]),
+    group(Refused("write `--service-discovery-port`"), &["k8s-port="]),
+    group(
+        Refused("write `--selector` for pods, `--dns-discovery` for names, `--workers-file` for a file"),
+        &["service-discovery-type="],
+    ),
+    group(
+        Refused("it is a flag of the engine: set it there"),
+        &["served-model-name=*", "tensor-parallel-size=", "gpu-memory-utilization=", "max-model-len="],
+    ),
+    group(Refused("write `--log-level debug`"), &["verbose", "debug"]),
+];
+
 /// Policies of other routers, and the one that does most nearly the same.
 pub(super) const POLICIES: &[(&str, &str)] = &[
     ("manual", "session_sticky"),
@@ -352,9 +375,13 @@ const fn group(answer: Answer, flags: &'static [&'static str]) -> Group {
     Group { answer, flags }
 }
 
+fn groups() -> impl Iterator<Item = &'static Group> {
+    GROUPS.iter().chain(ELSEWHERE)
+}
+
 /// All flags with what becomes of them.
 fn all() -> impl Iterator<Item = (&'static str, Answer)> {
-    GROUPS.iter().flat_map(|group| group.flags.iter().map(|flag| (name(flag), group.answer)))
+    groups().flat_map(|group| group.flags.iter().map(|flag| (name(flag), group.answer)))
 }
 
 fn name(flag: &'static str) -> &'static str {
@@ -363,7 +390,7 @@ fn name(flag: &'static str) -> &'static str {
 
 /// The flags for the command line. None is in the help.
 pub(super) fn args() -> impl Iterator<Item = Arg> {
-    let flags = GROUPS.iter().flat_map(|group| group.flags);
+    let flags = groups().flat_map(|group| group.flags);
     flags.map(|flag| {
         let arg = Arg::new(name(flag)).long(name(flag)).hide(true);
         match flag.split_once('=') {

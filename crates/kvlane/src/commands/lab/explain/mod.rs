@@ -64,9 +64,8 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
         .policies
         .iter()
         .map(|name| {
-            PolicyConfig::by_name(name).with_context(|| {
-                format!("--policies {name}: unknown policy; known are {}", PolicyConfig::NAMES.join(", "))
-            })
+            PolicyConfig::by_name(name)
+                .with_context(|| format!("--policies: {}", PolicyConfig::unknown(name)))
         })
         .collect::<Result<_>>()?;
     ensure!(args.seeds > 0, "--seeds 0: must be at least 1");

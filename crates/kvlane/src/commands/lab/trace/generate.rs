@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
+use kvlane_core::suggest::suggest;
 use kvlane_trace::generate::{Workload, generate};
 use serde_json::{Value, json};
 
 use super::save;
+use kvlane_wire::mistake::in_words;
 use kvlane_wire::yaml;
 
 /// Flags of the generator.
@@ -73,8 +75,12 @@ impl GenerateArgs {
             (None, Some(kind)) => {
                 ensure!(
                     Workload::KINDS.contains(&kind.as_str()),
-                    "unknown workload '{kind}': known are {}",
-                    Workload::KINDS.join(", ")
+                    "unknown workload '{kind}': {}",
+                    suggest(
+                        kind,
+                        Workload::KINDS.iter().copied(),
+                        "`kvlane trace generate --kinds` lists all."
+                    )
                 );
                 json!({"kind": kind})
             }
@@ -101,6 +107,6 @@ impl GenerateArgs {
     }
 
     fn parse(&self, tree: &Value) -> Result<Workload> {
-        Ok(serde_json::from_value(tree.clone())?)
+        serde_json::from_value(tree.clone()).map_err(|error| anyhow!("{}", in_words(&error.to_string(), "")))
     }
 }
