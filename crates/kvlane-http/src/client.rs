@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::time::timeout;
 
 use crate::connections::{Connections, ConnectionsConfig, UpstreamError};
@@ -23,6 +23,8 @@ pub struct Client {
     limit: Duration,
     /// The data-parallel rank that is asked, if one is.
     rank: Option<u32>,
+    /// Header fields of every question, each of which ends in CR LF.
+    fields: Arc<str>,
 }
 
 /// Why a question has no answer.
@@ -65,7 +67,7 @@ pub enum AskError {
 impl Client {
     /// A client for `upstream` on these connections, with `limit` for each answer.
     pub fn new(upstream: Arc<Upstream>, connections: Arc<Connections>, limit: Duration) -> Self {
-        Self { upstream, connections, limit, rank: None }
+        Self { upstream, connections, limit, rank: None, fields: Arc::default() }
     }
 
     /// A client with connections of its own for the server at `url`, with `limit` for each answer.
@@ -85,6 +87,25 @@ impl Client {
     pub fn with_key(self, key: &Secret) -> Result<Self, String> {
         self.upstream.set_key(Some(key))?;
         Ok(self)
+    }
+
+    /// The same client with these header fields, `name: value`, in its requests.
+    ///
+    /// # Errors
+    /// Which one is not a header field.
+    pub fn with_fields<'a>(self, fields: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let mut all = String::from(&*self.fields);
+        for field in fields {
+            let (name, value) =
+                field.split_once(':').ok_or_else(|| format!("'{field}': write 'NAME: VALUE'"))?;
+            let (name, value) = (name.trim(), value.trim());
+            let is_field = HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_ok();
+            if !is_field {
+                return Err(format!("'{name}' is not a header field: write 'NAME: VALUE'"));
+            }
+            all += &format!("{name}: {value}\r\n");
+        }
+        Ok(Self { fields: all.into(), ..self })
     }
 
     /// The same client for one data-parallel rank of the engine.
@@ -133,10 +154,11 @@ impl Client {
         let method = &Method::POST;
         let address = &self.upstream.address;
         let head = format!(
-            "POST {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane/{}\r\n{fields}content-length: {}\r\n\r\n",
+            "POST {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane/{}\r\n{}{fields}content-length: {}\r\n\r\n",
             address.base_path,
             address.authority,
             env!("CARGO_PKG_VERSION"),
+            self.fields,
             body.len()
         );
         self.exchange(Question { method, path, head: &head, body }).await
@@ -145,14 +167,14 @@ impl Client {
     async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
         // vLLM and SGLang both read this header.
         let rank = self.rank.map_or_else(String::new, |rank| format!("x-data-parallel-rank: {rank}\r\n"));
-        let head = head(&self.upstream, method, path, &rank, body);
+        let head = head(&self.upstream, method, path, &format!("{rank}{}", self.fields), body);
         self.exchange(Question { method, path, head: &head, body }).await
     }
 
     async fn exchange(&self, question: Question<'_>) -> Result<(u16, Bytes), String> {
         let answer =
             exchange(&self.connections, &self.upstream, question, self.limit, ANSWER_BYTES_MAX).await;
-        answer.map(|(status, body)| (status.as_u16(), body)).map_err(|error| error.to_string())
+        answer.map(|(status, body)| (status.as_u16(), body)).map_err(|error| error.with_remedy())
     }
 }
 

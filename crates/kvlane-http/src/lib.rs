@@ -8,7 +8,9 @@
 pub mod address;
 pub mod client;
 pub mod connections;
+pub mod download;
 pub mod network;
+pub mod remedy;
 pub mod secret;
 pub mod tls;
 pub mod upstream;

@@ -29,7 +29,7 @@ use kvlane_wire::disaggregation::Connector;
 
 use self::check::{Checks, Verdict};
 use self::engine::Facts;
-use self::workers::{Configured, Engine};
+use self::workers::{Access, Configured, Engine};
 
 /// Engines checked at a time.
 const AT_A_TIME: usize = 8;
@@ -62,6 +62,12 @@ pub(crate) struct DoctorArgs {
     #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
     worker_api_key: Option<Secret>,
     /// The key to send to the gateway: of a viewer or admin.
+    /// A header field to send to the engines with each request, as in `--header 'x-tenant: ops'`. Repeatable.
+    #[arg(long, value_name = "NAME: VALUE")]
+    header: Vec<String>,
+    /// The certificate of the CA of the engines' `https` (PEM), if the system does not trust it (`tls.upstream_ca`).
+    #[arg(long, visible_alias = "ca", value_name = "FILE")]
+    upstream_ca: Option<PathBuf>,
     #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
     admin_api_key: Option<Secret>,
     /// The model's tokenizer, as the gateway uses it: its directory, or a tokenizer file in it.
@@ -82,8 +88,8 @@ pub(crate) struct DoctorArgs {
     /// Only query, without a request to the model.
     #[arg(long)]
     no_request: bool,
-    /// Write the report as JSON; `-` is stdout, instead of the table.
-    #[arg(long, value_name = "FILE")]
+    /// Write the report as JSON to a file, or to stdout without one, instead of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
@@ -134,8 +140,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         Ok(way) => way,
         Err(error) => return usage(&error),
     };
-    let key = args.worker_api_key.as_ref();
-    let engines = engines_of(args, key, way.patience);
+    let access = Access {
+        key: args.worker_api_key.as_ref(),
+        fields: &args.header,
+        authority: args.upstream_ca.as_deref(),
+        limit: way.patience,
+    };
+    let engines = engines_of(args, &access);
     let gateway = args.gateway.as_ref().map(|url| match &args.admin_api_key {
         Some(key) => {
             let client = Client::at(url, way.patience)?;
@@ -143,7 +154,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         }
         None => Client::at(url, way.patience),
     });
-    let configured = args.config.as_ref().map(|path| Configured::read(path)).transpose();
+    let configured = args.config.as_ref().map(|path| Configured::read(path, access.authority)).transpose();
     let (mut engines, gateway, configured) = match (engines, gateway.transpose(), configured) {
         (Ok(engines), Ok(gateway), Ok(configured)) => (engines, gateway, configured),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => return usage(&error),
@@ -154,7 +165,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(async {
         let discovery = match configured {
-            Some(configured) => Some(configured.add(&mut engines, key, way.patience).await),
+            Some(configured) => Some(configured.add(&mut engines, &access).await),
             None => None,
         };
         Report { discovery, ..examine(&engines, gateway.as_ref(), &way).await }
@@ -164,8 +175,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
 }
 
 /// The engines of the command line.
-fn engines_of(args: &DoctorArgs, key: Option<&Secret>, patience: Duration) -> Result<Vec<Engine>, String> {
-    let engine = |url: &String, role| Ok::<_, String>(Engine { role, ..Engine::at(url, key, patience)? });
+fn engines_of(args: &DoctorArgs, access: &Access<'_>) -> Result<Vec<Engine>, String> {
+    let engine = |url: &String, role| Ok::<_, String>(Engine { role, ..Engine::at(url, access)? });
     let mut engines = Vec::new();
     for said in &args.prefill {
         match (said.parse::<u16>(), engines.last_mut()) {

@@ -14,11 +14,23 @@ use kvlane_http::address::worker_name;
 use kvlane_http::client::Client;
 use kvlane_http::connections::{Connections, ConnectionsConfig};
 use kvlane_http::secret::Secret;
-use kvlane_http::tls::{Tls, ToWorkers};
+use kvlane_http::tls::{Tls, TlsConfig, ToWorkers};
 use kvlane_http::upstream::{Upstream, UpstreamId};
 use kvlane_wire::disaggregation::Connector;
 
 use super::check::Checks;
+
+/// How engines are reached, from the command line.
+pub(super) struct Access<'a> {
+    /// Their key.
+    pub(super) key: Option<&'a Secret>,
+    /// Header fields of every request.
+    pub(super) fields: &'a [String],
+    /// The CA of their certificates.
+    pub(super) authority: Option<&'a Path>,
+    /// Time for each answer.
+    pub(super) limit: Duration,
+}
 
 /// An engine to examine.
 pub(super) struct Engine {
@@ -40,29 +52,49 @@ pub(super) struct Configured {
 // === impl Engine ===
 
 impl Engine {
-    /// The engine at `url`, with `limit` for each answer.
+    /// The engine at `url`.
     ///
     /// # Errors
-    /// What is wrong with the URL or the key.
-    pub(super) fn at(url: &str, key: Option<&Secret>, limit: Duration) -> Result<Self, String> {
-        let client = Client::at(url, limit)?;
-        let client = match key {
-            Some(key) => client.with_key(key).map_err(|error| format!("--worker-api-key: {error}"))?,
-            None => client,
-        };
+    /// What is wrong with the URL, the key, a header field or the CA.
+    pub(super) fn at(url: &str, access: &Access<'_>) -> Result<Self, String> {
+        let upstream =
+            Upstream::new(UpstreamId(0), url, access.key, None).map_err(|error| format!("{url}: {error}"))?;
+        let tls = TlsConfig { upstream_ca: access.authority.map(Path::to_owned), ..TlsConfig::default() };
+        let tls = Tls::read(&tls).map_err(|error| format!("--upstream-ca: {}", error.problem))?;
+        let client = access.client(upstream, &ConnectionsConfig::default(), tls.workers)?;
         Ok(Self { client, feeds: Vec::new(), role: Role::Both, bootstrap_port: None })
+    }
+}
+
+// === impl Access ===
+
+impl Access<'_> {
+    fn client(
+        &self,
+        upstream: Upstream,
+        connections: &ConnectionsConfig,
+        tls: Arc<ToWorkers>,
+    ) -> Result<Client, String> {
+        let connections = ConnectionsConfig { connect_timeout: self.limit, ..connections.clone() };
+        let client = Client::new(Arc::new(upstream), Connections::new(connections, tls), self.limit);
+        client
+            .with_fields(self.fields.iter().map(String::as_str))
+            .map_err(|error| format!("--header: {error}"))
     }
 }
 
 // === impl Configured ===
 
 impl Configured {
-    /// The workers of the configuration in this file.
+    /// The workers of the configuration in this file; with `authority`, that is the CA of their certificates.
     ///
     /// # Errors
     /// Why it cannot be used.
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let config = crate::config::of_file(path).map_err(|error| format!("--config: {error:#}"))?;
+    pub(super) fn read(path: &Path, authority: Option<&Path>) -> Result<Self, String> {
+        let mut config = crate::config::of_file(path).map_err(|error| format!("--config: {error:#}"))?;
+        if let Some(authority) = authority {
+            config.tls.upstream_ca = Some(authority.to_owned());
+        }
         let tls = Tls::read(&config.tls).map_err(|error| format!("--config: {}: {error}", path.display()))?;
         Ok(Self { config, tls: tls.workers })
     }
@@ -73,31 +105,27 @@ impl Configured {
     }
 
     /// Asks its sources once, and adds its workers and theirs to `engines`. The rows are about the sources.
-    pub(super) async fn add(
-        &self,
-        engines: &mut Vec<Engine>,
-        key: Option<&Secret>,
-        limit: Duration,
-    ) -> Checks {
+    pub(super) async fn add(&self, engines: &mut Vec<Engine>, access: &Access<'_>) -> Checks {
         let mut checks = Checks::default();
         let mut named: BTreeSet<String> =
             engines.iter().map(|engine| engine.client.url().to_owned()).collect();
         let fix = "correct this entry of `workers`";
         for spec in &self.config.workers {
             if named.insert(worker_name(&spec.url).to_owned()) {
-                match self.engine(spec, key, limit) {
+                match self.engine(spec, access) {
                     Ok(engine) => engines.push(engine),
                     Err(problem) => checks.fail("worker_entry", format!("{}: {problem}", spec.url), fix),
                 }
             }
         }
-        let sources = match find_once(&self.config, limit.max(self.config.discovery.sync_timeout)).await {
-            Ok(sources) => sources,
-            Err(error) => {
-                checks.fail("discovery", error.to_string(), "correct the section `discovery`");
-                return checks;
-            }
-        };
+        let sources =
+            match find_once(&self.config, access.limit.max(self.config.discovery.sync_timeout)).await {
+                Ok(sources) => sources,
+                Err(error) => {
+                    checks.fail("discovery", error.to_string(), "correct the section `discovery`");
+                    return checks;
+                }
+            };
         for Found { source, workers, problems } in sources {
             for problem in problems {
                 checks.fail("discovery", format!("{source}: {problem}"), fix_of(source));
@@ -112,7 +140,7 @@ impl Configured {
                 if !named.insert(worker_name(&spec.url).to_owned()) {
                     continue;
                 }
-                match self.engine(&spec, key, limit) {
+                match self.engine(&spec, access) {
                     Ok(engine) => engines.push(engine),
                     Err(problem) => {
                         checks.fail(
@@ -128,13 +156,11 @@ impl Configured {
     }
 
     /// A worker, with its own key, else that of the command line, else that of all workers.
-    fn engine(&self, spec: &WorkerSpec, key: Option<&Secret>, limit: Duration) -> Result<Engine, String> {
-        let key = spec.api_key.as_ref().or(key).or(self.config.upstream.api_key.as_ref());
+    fn engine(&self, spec: &WorkerSpec, access: &Access<'_>) -> Result<Engine, String> {
+        let key = spec.api_key.as_ref().or(access.key).or(self.config.upstream.api_key.as_ref());
         let upstream = Upstream::new(UpstreamId(0), &spec.url, key, None)?;
         let upstream = upstream.with_tls_server_name(spec.tls_server_name.as_deref())?;
-        let connections = ConnectionsConfig { connect_timeout: limit, ..self.config.upstream.clone() };
-        let connections = Connections::new(connections, Arc::clone(&self.tls));
-        let client = Client::new(Arc::new(upstream), connections, limit);
+        let client = access.client(upstream, &self.config.upstream, Arc::clone(&self.tls))?;
         let (role, bootstrap_port) = (spec.role, spec.bootstrap_port);
         Ok(Engine { client, feeds: spec.kv_events.clone(), role, bootstrap_port })
     }
