@@ -53,6 +53,7 @@ needs_restart! {
     "server.relay_threads" => server.relay_threads,
     "metrics.host" => metrics.host,
     "metrics.port" => metrics.port,
+    "tokens.allow_download" => tokens.allow_download,
     "epp" => epp,
     "replicas.listen" => replicas.listen,
     "replicas.broker" => replicas.broker,

@@ -18,9 +18,13 @@ section! {
         /// reports, if it can be read, else estimate; engine: the engine's `/tokenize`, for every prompt; estimate:
         /// four bytes are a token.
         pub source: TokenSource = TokenSource::Auto;
-        /// The model's tokenizer: its directory, or its `tokenizer.json`, `*.tiktoken` or `tiktoken.model`. Tokens
-        /// are then counted as the engines count them. A pool's own is in `routing.pools`.
+        /// The model's tokenizer: its directory, its `tokenizer.json`, `*.tiktoken` or `tiktoken.model`, or its id at the
+        /// Hugging Face Hub, as in `Qwen/Qwen3-8B`, whose files are then in the Hub's cache on this machine. Tokens
+        /// are counted as the engines count them. A pool's own is in `routing.pools`.
         pub path: Option<PathBuf> = None;
+        /// Whether a tokenizer that is given by its id is downloaded if it is not in the Hub's cache. Environment:
+        /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`.
+        pub allow_download: bool = false;
         /// A file with a chat template that replaces the model's own.
         pub chat_template: Option<PathBuf> = None;
         /// Format of message contents for the template: auto, string or openai, as vLLM's

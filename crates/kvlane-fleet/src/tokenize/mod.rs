@@ -6,6 +6,7 @@
 
 mod config;
 pub mod counted;
+pub mod hub;
 pub mod threads;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::routing::PoolOverride;
 pub use self::config::{Content, TokenSource, Tokens};
 pub use self::config::{Plan, plan};
 pub use self::counted::Counted;
+use self::hub::{Hub, is_id};
 use self::threads::TokenThreads;
 
 /// How a pool counts the tokens of its prompts.
@@ -61,6 +63,8 @@ pub struct Tokenizers {
     loaded: Mutex<BTreeMap<Files, Arc<Local>>>,
     /// How each model's pool counts, once set.
     settled: Mutex<BTreeMap<String, Counting>>,
+    /// Where tokenizers that are given by a model's id are.
+    hub: Hub,
     /// The threads that tokenize.
     pub threads: TokenThreads,
     /// The next worker to ask.
@@ -104,7 +108,8 @@ impl Tokenizers {
         let Tokens { threads, queue_size, .. } = *tokens;
         let threads = TokenThreads::start(threads, queue_size)?;
         let (loaded, settled) = (Mutex::default(), Mutex::default());
-        let this = Self { loaded, settled, threads, turn: AtomicUsize::new(0) };
+        let hub = Hub::of_environment(tokens.allow_download);
+        let this = Self { loaded, settled, hub, threads, turn: AtomicUsize::new(0) };
         let own = pools.keys().map(|model| (format!("routing.pools.{model}.tokenizer"), model.as_str()));
         for (field, model) in own.chain([("tokens.path".to_owned(), "")]) {
             if let Plan::Local(source) = plan(tokens, pools, model)
@@ -126,7 +131,8 @@ impl Tokenizers {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// The tokenizer of a source, loaded from its files if needed. Takes seconds for a large vocabulary.
+    /// The tokenizer of a source, loaded from its files if needed. Takes seconds for a large vocabulary, and longer where
+    /// the source is the id of a model and its files are downloaded.
     ///
     /// # Errors
     /// What is wrong with its files.
@@ -136,7 +142,12 @@ impl Tokenizers {
         if let Some(local) = loaded.get(&key) {
             return Ok(Arc::clone(local));
         }
-        let tokenizer = Tokenizer::load(source, limits).map_err(|error| error.to_string())?;
+        let path = match source.path.to_str() {
+            Some(id) if is_id(&source.path) && !source.path.exists() => self.hub.tokenizer_of(id)?,
+            _ => source.path.clone(),
+        };
+        let source = Source { path, chat_template: source.chat_template.clone() };
+        let tokenizer = Tokenizer::load(&source, limits).map_err(|error| error.to_string())?;
         tracing::info!(
             path = %source.path.display(),
             vocabulary = tokenizer.vocab_size(),
@@ -144,7 +155,7 @@ impl Tokenizers {
             cut = ?tokenizer.cut(),
             "tokenizer loaded"
         );
-        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path.clone() });
+        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path });
         loaded.insert(key, Arc::clone(&local));
         Ok(local)
     }
@@ -176,6 +187,16 @@ impl Tokenizers {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where the tokenizer of an engine's `root` is, if this process can read it: a directory, or the id of a model that
+    /// is in the Hub's cache on this machine. Any other relative path is a directory of the engine.
+    fn dir_of(&self, root: &str) -> Option<PathBuf> {
+        let (path, names) = (Path::new(root), ["tokenizer.json", "tiktoken.model"]);
+        if path.is_absolute() {
+            return names.iter().any(|name| path.join(name).is_file()).then(|| path.to_owned());
+        }
+        (root.contains('/') && is_id(path)).then(|| self.hub.find(root)).flatten()
+    }
+
     fn counting_of(&self, tokens: &Tokens, plan: Plan, model: &str, places: &Places) -> Counting {
         let limits = tokens.limits();
         let chat_template = match plan {
@@ -195,8 +216,8 @@ impl Tokenizers {
             },
             Plan::Auto { chat_template } => chat_template,
         };
-        let root = places.root.as_deref().map(Path::new).filter(|root| holds_tokenizer(root));
-        for path in places.named.as_deref().into_iter().chain(root) {
+        let root = places.root.as_deref().and_then(|root| self.dir_of(root));
+        for path in places.named.as_deref().into_iter().chain(root.as_deref()) {
             let source = Source { path: path.into(), chat_template: chat_template.clone() };
             match self.load(&source, &limits) {
                 Ok(local) => return Counting::Local(local),
@@ -207,11 +228,4 @@ impl Tokenizers {
         }
         Counting::Estimate
     }
-}
-
-/// Whether an engine's `root` is a directory that this process can read and that has a tokenizer. A relative path is
-/// the name of a model in a registry, or a directory of the engine.
-fn holds_tokenizer(root: &Path) -> bool {
-    let names = ["tokenizer.json", "tiktoken.model"];
-    root.is_absolute() && names.iter().any(|name| root.join(name).is_file())
 }

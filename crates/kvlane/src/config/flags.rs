@@ -109,6 +109,10 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("observe-responses", "epp.observe_responses"),
     flag("tokenizer-path", "tokens.path").or("model-path").or("model"),
     flag("chat-template", "tokens.chat_template"),
+    flag("allow-download", "tokens.allow_download").switch(
+        "true",
+        "Download a tokenizer that is given by its Hugging Face id and not in the Hub's cache",
+    ),
 ];
 
 const fn flag(name: &'static str, key: &'static str) -> Flag {

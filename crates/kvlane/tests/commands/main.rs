@@ -4,6 +4,7 @@ mod bench;
 mod calibrate;
 mod cli;
 mod handover;
+mod hub;
 mod parts;
 mod program;
 mod reload;

@@ -17,6 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn kvlane(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
     command.args(args).env_remove("KVLANE_LOG").env_remove("OPENAI_API_KEY").env("NO_COLOR", "1");
+    // What this machine has downloaded is no part of a test.
+    command.env("HF_HUB_CACHE", "/nowhere").env("HF_ENDPOINT", "http://127.0.0.1:1");
     command.stdin(Stdio::null());
     command
 }

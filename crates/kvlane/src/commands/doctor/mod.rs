@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{ArgAction, Args};
 use kvlane_core::disaggregation::Role;
+use kvlane_fleet::tokenize::hub::{Hub, is_id};
 use kvlane_http::client::Client;
 use kvlane_http::secret::Secret;
 use kvlane_tokens::{Source, Tokenizer};
@@ -61,13 +62,13 @@ pub(crate) struct DoctorArgs {
     /// The key to send to the engines.
     #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
     worker_api_key: Option<Secret>,
-    /// The key to send to the gateway: of a viewer or admin.
     /// A header field to send to the engines with each request, as in `--header 'x-tenant: ops'`. Repeatable.
     #[arg(long, value_name = "NAME: VALUE")]
     header: Vec<String>,
     /// The certificate of the CA of the engines' `https` (PEM), if the system does not trust it (`tls.upstream_ca`).
     #[arg(long, visible_alias = "ca", value_name = "FILE")]
     upstream_ca: Option<PathBuf>,
+    /// The key to send to the gateway: of a viewer or admin.
     #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
     admin_api_key: Option<Secret>,
     /// The model's tokenizer, as the gateway uses it: its directory, or a tokenizer file in it.
@@ -237,7 +238,15 @@ impl Way {
     fn new(args: &DoctorArgs) -> Result<Self, String> {
         let tokenizer = match &args.tokenizer_path {
             Some(path) => {
-                let source = Source { path: path.clone(), chat_template: args.chat_template.clone() };
+                let path = match path.to_str() {
+                    Some(id) if is_id(path) && !path.exists() => {
+                        Hub::of_environment(false).find(id).ok_or_else(|| {
+                            format!("--tokenizer-path: {id} is neither a path nor in the Hugging Face cache")
+                        })?
+                    }
+                    _ => path.clone(),
+                };
+                let source = Source { path, chat_template: args.chat_template.clone() };
                 let loaded = Tokenizer::load(&source, &kvlane_tokens::Config::default());
                 Some(loaded.map_err(|error| format!("--tokenizer-path: {error}"))?)
             }
