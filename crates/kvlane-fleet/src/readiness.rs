@@ -42,6 +42,10 @@ pub struct Start {
     began: Instant,
     /// When sources and workers were known, or given up.
     known: OnceLock<Instant>,
+    /// The workers of the configuration have been added.
+    populated: AtomicBool,
+    /// Every worker of the start has a result of its first probe, or is not waited for any more.
+    probed: watch::Sender<bool>,
     /// Nothing of the start is waited for any more.
     complete: AtomicBool,
     verdict: watch::Sender<bool>,
@@ -76,7 +80,9 @@ pub struct Unmet {
 impl Default for Start {
     fn default() -> Self {
         let (began, complete) = (Instant::now(), AtomicBool::new(false));
-        Self { began, known: OnceLock::new(), complete, verdict: watch::Sender::new(false) }
+        let (probed, verdict) = (watch::Sender::new(false), watch::Sender::new(false));
+        let populated = AtomicBool::new(false);
+        Self { began, known: OnceLock::new(), populated, probed, complete, verdict }
     }
 }
 
@@ -89,6 +95,20 @@ impl Start {
     /// Whether the workers of the start are known, or given up.
     pub fn is_known(&self) -> bool {
         self.known.get().is_some()
+    }
+
+    /// The workers of the configuration have been added, and its sources of workers are known.
+    pub fn populate(&self) {
+        self.populated.store(true, Ordering::Release);
+    }
+
+    /// Waits until every worker of the start has a result of its first probe, or is not waited for any more.
+    pub fn probed(&self) -> impl Future<Output = ()> + use<> {
+        let mut probed = self.probed.subscribe();
+        async move {
+            // The fleet outlives it, or the gateway has ended.
+            let _ = probed.wait_for(|probed| *probed).await;
+        }
     }
 
     /// Whether the gateway is ready, for those that report each change.
@@ -112,6 +132,9 @@ impl Fleet {
             };
             note(self.sources_awaited(), sources);
             note(self.workers_awaited(), workers);
+            if waits_for.is_empty() && self.start.populated.load(Ordering::Acquire) {
+                self.start.probed.send_if_modified(|before| !std::mem::replace(before, true));
+            }
         }
         // With a timeout, requests for an empty pool are kept until it has an endpoint: they must be able to arrive.
         let keeps_requests = !self.settings().routing.empty_pool_timeout.is_zero();

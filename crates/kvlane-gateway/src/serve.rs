@@ -380,6 +380,7 @@ impl Serving {
         }
         // After the configuration's workers: a URL that both name is theirs.
         sources.configure(&config.discovery);
+        fleet.start.populate();
         Ok(Self {
             address,
             health_address,

@@ -1,89 +1,43 @@
 //! `kvlane`: an HTTP gateway in front of OpenAI-compatible LLM servers.
 
+mod cli;
 mod commands;
 mod config;
 
 use std::io::{IsTerminal as _, Write as _};
 
-use clap::{Parser, Subcommand, ValueEnum};
 use kvlane_gateway::config::{Log, LogFormat};
 use kvlane_gateway::mode::Mode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use self::cli::{Cli, Command, Format};
+
 /// Requests allocate and free on one relay thread; this allocator is optimized for that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// HTTP gateway in front of OpenAI-compatible LLM servers. It sends each request to the server where its prefix is in
-/// the KV cache, weighed against the load there.
-#[derive(Parser)]
-#[command(name = "kvlane", version, max_term_width = 110)]
-struct Cli {
-    /// Log level of stderr: error, warn, info, debug, trace, or a filter like `kvlane_gateway=debug` [default: info;
-    /// demo, doctor and replay: warn].
-    #[arg(long, global = true, env = "KVLANE_LOG")]
-    log_level: Option<String>,
-    /// Log format: `text`, or `json` with one object per line [default: text].
-    #[arg(long, global = true, env = "KVLANE_LOG_FORMAT", value_enum)]
-    log_format: Option<Format>,
-    #[command(subcommand)]
-    command: Command,
-}
-
-/// Log formats.
-#[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    Text,
-    Json,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Run the gateway.
-    Serve(Box<config::ConfigArgs>),
-    /// Run the endpoint picker: Envoy, or another data plane, sends the requests (docs/kubernetes.md).
-    Epp(Box<config::ConfigArgs>),
-    #[cfg(feature = "lab")]
-    #[command(flatten)]
-    Lab(Box<commands::lab::Command>),
-    /// Check whether engines provide everything that exact cache knowledge needs.
-    Doctor(Box<commands::doctor::DoctorArgs>),
-    /// Generate or hash an API key.
-    #[command(subcommand)]
-    Key(commands::key::KeyCommand),
-    /// Validate the configuration that `serve` would use, and print it.
-    Check(Box<config::ConfigArgs>),
-    /// Turn the configuration of another router into one of kvlane's.
-    Migrate(commands::migrate::MigrateArgs),
-    /// Print a configuration file with every key, its default and its meaning.
-    Config {
-        /// Print the file's JSON schema instead, for editors.
-        #[arg(long)]
-        schema: bool,
-    },
-}
-
 fn main() -> std::process::ExitCode {
-    let cli = Cli::parse();
-    let quiet = match &cli.command {
+    let Cli { log_level, log_format, command } = Cli::read();
+    let Some(command) = command else { return cli::begin() };
+    let quiet = match &command {
         Command::Doctor(_) => true,
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.is_quiet(),
         _ => false,
     };
-    let said = match &cli.command {
+    let said = match &command {
         Command::Serve(args) | Command::Epp(args) => args.log(),
         _ => Log::default(),
     };
     let default = if quiet { "warn" } else { "info" };
-    let log_level = match cli.log_level.as_deref().or(said.level.as_deref()).unwrap_or(default) {
+    let log_level = match log_level.as_deref().or(said.level.as_deref()).unwrap_or(default) {
         // As Python calls them.
         "warning" => "warn",
         "critical" => "error",
         level => level,
     };
-    let json = match cli.log_format {
+    let json = match log_format {
         Some(format) => matches!(format, Format::Json),
         None => said.format == LogFormat::Json,
     };
@@ -106,11 +60,11 @@ fn main() -> std::process::ExitCode {
     if json {
         log.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
     } else {
-        log.with_ansi(std::io::stderr().is_terminal()).with_target(false).init();
+        log.with_ansi(has_colours()).with_target(false).init();
     }
-    let done = match cli.command {
-        Command::Serve(args) => commands::serve::run(&args, Mode::Gateway),
-        Command::Epp(args) => commands::serve::run(&args, Mode::Picker),
+    let done = match command {
+        Command::Serve(args) => commands::serve::run(&args, Mode::Gateway, json),
+        Command::Epp(args) => commands::serve::run(&args, Mode::Picker, json),
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Doctor(args) => commands::doctor::run(&args),
@@ -118,6 +72,8 @@ fn main() -> std::process::ExitCode {
         Command::Check(args) => commands::check::run(&args),
         Command::Migrate(args) => commands::migrate::run(&args),
         Command::Config { schema } => commands::check::print_example(schema),
+        Command::Completions { shell } => commands::shell::print_completions(shell),
+        Command::Man { dir } => commands::shell::write_pages(&dir),
     };
     match done {
         Ok(code) => code,
@@ -127,6 +83,12 @@ fn main() -> std::process::ExitCode {
         }
         Err(error) => fail(&error),
     }
+}
+
+/// Whether stderr is a terminal that shows colours, and the user has not declined them: <https://no-color.org>.
+fn has_colours() -> bool {
+    let declined = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !declined
 }
 
 /// Prints why the program ends, whatever the log level is.

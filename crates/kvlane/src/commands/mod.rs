@@ -8,3 +8,5 @@ pub(crate) mod lab;
 pub(crate) mod migrate;
 pub(crate) mod serve;
 mod service_manager;
+pub(crate) mod shell;
+mod summary;

@@ -15,10 +15,11 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::service_manager::ServiceManager;
-use crate::config::ConfigArgs;
+use super::summary::Summary;
+use crate::config::{ConfigArgs, document};
 
-/// Runs it.
-pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
+/// Runs it. The log is for programs if it is `json`.
+pub(crate) fn run(args: &ConfigArgs, mode: Mode, json: bool) -> Result<ExitCode> {
     // No thread runs yet.
     let inherited = Inherited::take().context("cannot use the sockets of the service manager")?;
     let manager = ServiceManager::of_environment();
@@ -30,7 +31,8 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
         tracing::warn!("{warning}");
     }
     watch.look_at(files(args, &config));
-    tracing::info!(config = %serde_json::to_string(&config)?, "configuration");
+    tracing::info!(changed = %document::changed(&config), "configuration");
+    tracing::debug!(config = %serde_json::to_string(&config)?, "whole configuration");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -57,6 +59,7 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
             Some(health) => tracing::info!(grpc = %address, %health, %metrics, "picking endpoints"),
         }
         let (mut opened, mut is_open) = (pin!(serving.opened()), false);
+        let (mut probed, mut summary) = (pin!(serving.fleet.start.probed()), None);
         loop {
             let interval = serving.config().server.reload_interval;
             tokio::select! {
@@ -67,6 +70,14 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode) -> Result<ExitCode> {
                 () = &mut opened, if !is_open => {
                     is_open = true;
                     manager.notify("READY=1");
+                    // Workers have come up since.
+                    if summary == Some(0) {
+                        summary = Some(Summary::of(&serving, mode).tell(json));
+                    }
+                    continue;
+                }
+                () = &mut probed, if summary.is_none() => {
+                    summary = Some(Summary::of(&serving, mode).tell(json));
                     continue;
                 }
             }

@@ -29,6 +29,22 @@ pub(crate) fn schema() -> Value {
     schema
 }
 
+/// The keys that differ from their defaults, with their values.
+pub(crate) fn changed(config: &Config) -> Value {
+    differing(&json!(config), &json!(Config::default())).unwrap_or_else(|| json!({}))
+}
+
+/// What of `value` differs from `default`.
+fn differing(value: &Value, default: &Value) -> Option<Value> {
+    let (Value::Object(map), Value::Object(defaults)) = (value, default) else {
+        return (value != default).then(|| value.clone());
+    };
+    let of = |name: &String| defaults.get(name).unwrap_or(&Value::Null);
+    let changed: Map<String, Value> =
+        map.iter().filter_map(|(name, value)| Some((name.clone(), differing(value, of(name))?))).collect();
+    (!changed.is_empty()).then_some(Value::Object(changed))
+}
+
 /// The key at a path, as in `server.port`.
 pub(super) fn key_of<'a>(keys: &'a [Key], path: &str) -> Option<&'a Key> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
@@ -136,6 +152,8 @@ fn property(key: &Key, default: Option<&Value>) -> Value {
         Kind::Section if default == Some(&Value::Null) => json!({"anyOf": [entry(), {"type": "null"}]}),
         Kind::Section => section(&key.keys, default),
         // A list may be written as its only entry.
+        // Workers may be written as their URLs.
+        Kind::List if key.name == "workers" => json!({"items": {"anyOf": [entry(), {"type": "string"}]}}),
         Kind::List if !key.keys.is_empty() => json!({"items": entry()}),
         Kind::Map if !key.keys.is_empty() => json!({"type": "object", "additionalProperties": entry()}),
         Kind::List | Kind::Any => json!({}),
@@ -152,8 +170,6 @@ fn property(key: &Key, default: Option<&Value>) -> Value {
     };
     schema["description"] = json!(key.doc);
     if let Some(default) = default.filter(|default| !default.is_null() && key.kind != Kind::Section) {
-        // Workers may be written as their URLs.
-        Kind::List if key.name == "workers" => json!({"items": {"anyOf": [entry(), {"type": "string"}]}}),
         schema["default"] = default.clone();
     }
     if let (Some((least, most)), Kind::Integer | Kind::Number) = (&key.bounds, key.kind) {

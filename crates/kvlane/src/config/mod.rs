@@ -4,6 +4,7 @@
 
 pub(crate) mod document;
 mod flags;
+mod help;
 mod others;
 #[cfg(test)]
 mod reference;
@@ -122,7 +123,7 @@ struct MoreArgs {
     #[arg(long, value_name = "TENANT:KEY")]
     tenant_api_key: Vec<Secret>,
     /// Certificates of CAs that sign workers' certificates, in one file (`tls.upstream_ca`).
-    #[arg(long, num_args = 1.., value_name = "FILE")]
+    #[arg(long, visible_alias = "upstream-ca", num_args = 1.., value_name = "FILE")]
     ca_cert_paths: Vec<String>,
     /// Issuer of signed tokens that are accepted as keys (`auth.jwt`).
     #[arg(long, requires_all = ["jwt_audience", "jwt_jwks_uri"], value_name = "URL")]
@@ -139,7 +140,8 @@ struct MoreArgs {
 
 impl Args for ConfigArgs {
     fn augment_args(command: Command) -> Command {
-        MoreArgs::augment_args(command).args(flags::args()).args(others::args())
+        let own = MoreArgs::augment_args(command).args(flags::args());
+        own.mut_args(help::placed).args(others::args())
     }
 
     fn augment_args_for_update(command: Command) -> Command {

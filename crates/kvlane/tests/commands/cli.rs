@@ -15,7 +15,7 @@ const SERVE: [&str; 7] = ["serve", "--port", "0", "--prometheus-port", "0", "--r
 
 /// The flags that a command's help lists, each where it is explained.
 fn flags(command: &[&str]) -> Vec<String> {
-    let help = run(&[command, &["--help"]].concat());
+    let help = run(&[command, &["--help-all"]].concat());
     assert_eq!(help.status.code(), Some(0));
     let help = text(&help.stdout);
     let flag = |line: &str| {
@@ -117,10 +117,9 @@ fn every_flag_is_in_the_guide() {
             let listed = flags(&path);
             assert!(listed.contains(&"--log-level".to_owned()), "{path:?}: {listed:?}");
             // The one of all commands is in the guide, whatever document has the others.
-            for flag in listed
-                .iter()
-                .filter(|flag| !["--help", "--log-level", "--log-format"].contains(&flag.as_str()))
-            {
+            for flag in listed.iter().filter(|flag| {
+                !["--help", "--help-all", "--log-level", "--log-format"].contains(&flag.as_str())
+            }) {
                 let explained = [' ', '`', '='].iter().any(|end| text.contains(&format!("`{flag}{end}")));
                 assert!(explained, "{name} does not explain {flag} of {path:?}");
             }
@@ -229,7 +228,7 @@ fn check_shows_what_the_flags_make_of_it() {
 
 #[test]
 fn a_command_line_that_makes_no_sense_ends_with_2_and_points_to_help() {
-    fails(&[], USAGE, &["Usage: kvlane", "serve"]);
+    fails(&[], USAGE, &["kvlane serve --worker-urls", "kvlane --help"]);
     fails(&["sreve"], USAGE, &["'sreve'", "serve", "--help"]);
     fails(&["serve", "--prot", "1"], USAGE, &["--prot", "--port"]);
     fails(&["serve", "--port", "70000"], USAGE, &["70000", "--port"]);
@@ -240,7 +239,7 @@ fn a_command_line_that_makes_no_sense_ends_with_2_and_points_to_help() {
 #[test]
 fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
     for command in ["check", "serve"] {
-        fails(&[command, "--policy", "best"], FAILURE, &["'best'", "random, round_robin"]);
+        fails(&[command, "--policy", "best"], FAILURE, &["'best'", "did you mean"]);
         fails(&[command, "--worker-urls", "gpu:1"], FAILURE, &["workers[0].url", "write http://host:port"]);
         fails(&[command, "--worker-urls", "ftp://gpu"], FAILURE, &["ftp", "write http://host:port"]);
         fails(&[command, "--set", "server.port"], FAILURE, &["--set server.port", "write section.key=value"]);
@@ -253,11 +252,11 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
         );
         fails(&[command, "--config", "/nowhere/kvlane.yaml"], FAILURE, &["cannot read /nowhere/kvlane.yaml"]);
     }
-    fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
+    fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "did you mean"]);
     fails(&["mock-engine", "--port", "0", "--speed", "0"], FAILURE, &["--speed is 0"]);
     fails(&["check", "--cache-threshold", "0.5"], FAILURE, &["--cache-threshold", "--policy cache_aware"]);
     fails(&["check", "--timing", "gpt-9@h100"], FAILURE, &["routing.timing", "gpt-9@h100"]);
-    fails(&["demo", "--policies", "best"], FAILURE, &["'best'", "random, round_robin"]);
+    fails(&["demo", "--policies", "best"], FAILURE, &["'best'", "did you mean"]);
     fails(&["demo", "--speed", "0"], FAILURE, &["--speed 0"]);
     fails(&["demo", "--trace", "/nowhere.jsonl"], FAILURE, &["/nowhere.jsonl"]);
 }
