@@ -47,6 +47,8 @@ async fn answer(
         "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
         _ if get && path.starts_with("/v1/models/") => model(fleet, &path["/v1/models/".len()..])?,
         // On the operators' port only.
+        "/" if !is_operators => return Ok(None),
+        "/" if get => page::leads_to_dashboard(),
         "/dashboard" | "/dashboard.js" | "/dashboard.css" if !is_operators => return Ok(None),
         "/dashboard" | "/dashboard.js" | "/dashboard.css" if get => match page::file(path) {
             Some(file) => file,

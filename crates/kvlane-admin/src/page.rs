@@ -15,6 +15,13 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
+/// The answer to `/`: the page is at `/dashboard`.
+pub(super) fn leads_to_dashboard() -> Response<Body> {
+    let mut response = text_response(StatusCode::TEMPORARY_REDIRECT, "text/plain", "/dashboard\n".into());
+    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/dashboard"));
+    response
+}
+
 /// One of the page's files. They contain no data of the fleet.
 pub(super) fn file(path: &str) -> Option<Response<Body>> {
     let (kind, text) = match path {

@@ -60,6 +60,9 @@ async fn the_page_is_public_and_empty_and_its_data_needs_a_key() {
         assert_eq!(operate_as(&gateway, "boss", "POST", path, "").await.status, 405, "{path}");
         assert_eq!(gateway.ask("GET", path, "").await.status, 404, "{path} is for operators");
     }
+    let root = operate_as(&gateway, "", "GET", "/", "").await;
+    assert_eq!((root.status, root.header("location")), (307, Some("/dashboard")));
+    assert_eq!(gateway.ask("GET", "/", "").await.status, 404, "it is for operators");
     let page = operate_as(&gateway, "", "GET", "/dashboard", "").await.text();
     assert!(!page.contains("<style") && !page.contains(" style=") && !page.contains(" onclick="), "inline");
     assert_eq!(page.matches("<script").count(), page.matches("<script type=\"module\" src=").count());

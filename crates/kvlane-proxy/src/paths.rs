@@ -28,11 +28,12 @@ pub enum Audience {
 const READ: &str = "GET, HEAD";
 
 /// All paths of the gateway's own API.
-pub const OWN_PATHS: [OwnPath; 19] = [
+pub const OWN_PATHS: [OwnPath; 20] = [
     own("/liveness", READ, Audience::Open),
     own("/health", READ, Audience::Open),
     own("/readiness", READ, Audience::Open),
     own("/openapi.yaml", READ, Audience::Open),
+    own("/", READ, Audience::Open),
     own("/dashboard", READ, Audience::Open),
     own("/dashboard.js", READ, Audience::Open),
     own("/dashboard.css", READ, Audience::Open),

@@ -47,6 +47,18 @@ fn file_fails(folder: &Path, scenario: &str, words: &[&str]) {
     fails(&["--scenario", &path.to_string_lossy()], FAILURE, words);
 }
 
+#[test]
+fn a_terminal_of_120_columns_shows_all_figures() {
+    let told = prints(&[&SMALL[..], &["--policy", "round_robin,cache_aware,fleet_cost"]].concat());
+    // The rows of tables; a terminal may break the sentences between them.
+    for line in told.lines().filter(|line| line.contains("  ")) {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+    for figure in ["TTFT mean s", "TPOT mean ms", "cached %", "of at most", "goodput req/s", "preempted"] {
+        assert!(told.contains(figure), "{figure}: {told}");
+    }
+}
+
 fn rows(report: &Value) -> &[Value] {
     report["rows"].as_array().expect("rows")
 }
@@ -261,12 +273,12 @@ fn flags_that_say_something_wrong_are_named_with_what_to_take() {
     let chat = ["--workload", "chat"];
     let with = |more: &[&'static str]| [&chat[..], more].concat();
     fails(&[], FAILURE, &["--trace", "--workload", "--scenario", "--list"]);
-    fails(&["--workload", "nope"], FAILURE, &["--workload nope", "chat", "shared-prefix"]);
-    fails(&with(&["--policy", "nope"]), FAILURE, &["--policy nope", "round_robin", "cache_aware"]);
-    fails(&["--scenario", "nope"], FAILURE, &["--scenario nope", "seed-001"]);
-    fails(&with(&["--preset", "gpt@h100"]), FAILURE, &["gpt@h100", "known are", "llama-3.1-8b"]);
+    fails(&["--workload", "nope"], FAILURE, &["--workload nope", "did you mean", "trace generate --kinds"]);
+    fails(&with(&["--policy", "nope"]), FAILURE, &["--policy", "'nope'", "did you mean"]);
+    fails(&["--scenario", "nope"], FAILURE, &["--scenario nope", "did you mean", "--list"]);
+    fails(&with(&["--preset", "gpt@h100"]), FAILURE, &["gpt@h100", "did you mean", "gpt-oss-20b"]);
     let said = text(&run(&[&["simulate"][..], &with(&["--preset", "gpt@h100"])].concat()).stderr);
-    assert_eq!(said.matches("known are").count(), 1, "once is enough: {said}");
+    assert_eq!(said.matches("did you mean").count(), 1, "once is enough: {said}");
     fails(&with(&["--model", "llama-3.1-8b", "--gpu", "tpu"]), FAILURE, &["llama-3.1-8b@tpu", "h100"]);
     fails(&with(&["--preset", "llama-3.3-70b@a10g"]), FAILURE, &["llama-3.3-70b@a10g"]);
     fails(&with(&["--kv-dtype", "int3"]), FAILURE, &["int3", "bf16", "fp8"]);

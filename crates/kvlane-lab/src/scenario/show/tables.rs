@@ -39,20 +39,56 @@ const COMPARED: [(&str, &str, usize); 10] = [
     ("goodput req/s", "goodput_req_s", 2),
 ];
 
+/// Widest line of a table on a terminal.
+const WIDTH: usize = 120;
+/// Spaces between columns.
+const GAP: usize = 2;
+/// Columns that say which row it is: policy and load.
+const KEYS: usize = 2;
+/// Beginnings of headings that continue the column before.
+const CONTINUE: [&str; 6] = ["p50", "p90", "p99", "sim", "error", "of at most"];
+
 /// The whole output for a terminal.
 pub fn text(scenario: &Scenario, rows: &[Row]) -> String {
     let verdict = verdict(rows).map_or_else(String::new, |verdict| format!("\n{verdict}\n"));
-    let mut out = format!("{}\n{verdict}\n{}", summary(scenario), figures(rows).to_text());
+    let mut out = format!("{}\n{verdict}\n{}", summary(scenario), narrow(&figures(rows)));
     if rows.iter().any(|row| !row.published.is_empty()) {
-        out.push_str(&format!("\nPublished, simulated and the error:\n\n{}", comparison(rows).to_text()));
+        out.push_str(&format!("\nPublished, simulated and the error:\n\n{}", narrow(&comparison(rows))));
     }
     let classes = classes(rows);
-    out.push_str(&format!("\n{}\n\n{}", classes_intro(scenario), classes.to_text()));
+    out.push_str(&format!("\n{}\n\n{}", classes_intro(scenario), narrow(&classes)));
     out.push_str(&format!("\n{}\n", decisions(rows)));
     for remark in remarks(scenario, rows) {
         out.push_str(&format!("\n{remark}\n"));
     }
     out
+}
+
+/// A table for a terminal: in parts that are at most [`WIDTH`] wide, each with the policy and the load.
+fn narrow(table: &Table) -> String {
+    let column = |n: usize| table.rows.iter().map(move |row| &row[n]).chain([&table.columns[n]]);
+    let width = |n: usize| GAP + column(n).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    // A column that continues the one before it stays beside it.
+    let continues = |n: usize| CONTINUE.iter().any(|begin| table.columns[n].starts_with(begin));
+    let mut parts: Vec<Vec<usize>> = Vec::new();
+    let mut used = usize::MAX;
+    let mut n = KEYS;
+    while n < table.columns.len() {
+        let end = (n + 1..table.columns.len()).find(|&next| !continues(next)).unwrap_or(table.columns.len());
+        let needs: usize = (n..end).map(width).sum();
+        if used.saturating_add(needs) > WIDTH {
+            parts.push((0..KEYS).collect());
+            used = (0..KEYS).map(width).sum();
+        }
+        used += needs;
+        parts.last_mut().expect("a part was begun").extend(n..end);
+        n = end;
+    }
+    let part = |part: &Vec<usize>| {
+        let pick = |row: &Vec<String>| part.iter().map(|&n| row[n].clone()).collect();
+        Table { columns: pick(&table.columns), rows: table.rows.iter().map(pick).collect() }.to_text()
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
 /// Remarks on overloaded fleets: a text for each kind of overload.
@@ -166,7 +202,7 @@ pub(super) fn comparison(rows: &[Row]) -> Table {
 pub(super) fn classes_intro(scenario: &Scenario) -> String {
     let judgement = &scenario.judgement;
     format!(
-        "By uncached prompt tokens: WARM below {}, MEDIUM below {}, HEAVY from there. Good: first token within {} s, then \
+        "By uncached prompt tokens: WARM below {}, MEDIUM below {}, HEAVY from there.\nGood: first token within {} s, then \
          {} ms a token.",
         judgement.medium_from_tokens,
         judgement.heavy_from_tokens,

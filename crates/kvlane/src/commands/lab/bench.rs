@@ -46,8 +46,8 @@ pub(crate) struct BenchArgs {
     /// with another seed, router or load, only the missing runs are made.
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
-    /// Write the figures as JSON (schema kvlane.bench/1) to a file, `-` for stdout.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON (schema kvlane.bench/1) to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,

@@ -65,11 +65,11 @@ pub(crate) struct DemoArgs {
     /// A timing file, as `calibrate` writes it, for the engines to imitate instead of a preset.
     #[arg(long, value_name = "FILE", conflicts_with = "preset")]
     timing: Option<PathBuf>,
-    /// Write the figures as JSON (schema kvlane.demo/1) to a file, `-` for stdout.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON (schema kvlane.demo/1) to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Leave a fleet up afterwards, in real time.
-    #[arg(long)]
+    /// Instead of comparing policies, run a fleet in real time with traffic that goes on, and a dashboard, until Ctrl-C.
+    #[arg(long, conflicts_with_all = ["policies", "json", "speed"])]
     keep: bool,
     /// The configuration of every engine, from the flags above.
     #[arg(skip)]
@@ -137,6 +137,10 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     let mut json = args.json.as_ref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
+        if args.keep {
+            keep(args, &trace).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let mut report = Report::new(args, &trace);
         args.tell(&report.opening())?;
         for policy in policies {
@@ -151,9 +155,6 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
             None => {}
         }
         let failed = report.runs.iter().any(|run| run.summary.errors > 0 || run.summary.requests == 0);
-        if args.keep {
-            keep(args).await?;
-        }
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
 }
@@ -171,7 +172,7 @@ fn engine(args: &DemoArgs) -> Result<MockConfig> {
 fn policy(name: &str) -> Result<PolicyConfig> {
     match PolicyConfig::by_name(name) {
         Some(policy) => Ok(policy),
-        None => bail!("unknown policy '{name}': known are {}", PolicyConfig::NAMES.join(", ")),
+        None => bail!("--policies: {}", PolicyConfig::unknown(name)),
     }
 }
 
@@ -207,7 +208,7 @@ fn create(path: &PathBuf) -> Result<File> {
 /// Runs one policy, from empty caches to the last answer.
 async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Result<Run> {
     let name = policy.name();
-    let stage = Stage::set(args, args.speed, policy, 0).await?;
+    let stage = Stage::set(args, args.speed, policy, Ports::FREE).await?;
     let bar = ProgressBar::with_draw_target(Some(trace.requests.len() as u64), ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{prefix:14} {bar:48} {pos}/{len} answered  {elapsed}")?);
     bar.set_prefix(name);
@@ -247,37 +248,70 @@ async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Resul
     Ok(Run { policy: name.into(), wall_s, client_lag_p99_s, summary })
 }
 
-/// Leaves a fleet in real time up until SIGINT or SIGTERM.
-async fn keep(args: &DemoArgs) -> Result<()> {
+/// Runs a fleet in real time, with the trace over and over, until SIGINT or SIGTERM.
+async fn keep(args: &DemoArgs, trace: &Arc<Trace>) -> Result<()> {
     let policy = Config::default().routing.policy;
     let named = policy.name();
-    let stage = Stage::set(args, 1.0, policy, 30_000).await?;
-    let (clients, metrics) = (stage.serving.address, stage.serving.metrics_address);
+    let stage = Stage::set(args, 1.0, policy, Ports::KEPT).await?;
+    let (clients, operators) = (stage.serving.address, stage.serving.metrics_address);
     args.tell(&format!(
-        "The fleet is up, in real time, under {named}. Ctrl-C ends it. Try:\n\n\
+        "Dashboard: http://{operators}/dashboard\n\n\
+         {} mock engines under {named}, in real time, with the traffic of a trace. Ctrl-C ends it. Send requests of your own:\n\n\
          curl -N http://{clients}/v1/chat/completions -H 'content-type: application/json' \\\n  \
          -d '{{\"model\": \"{MODEL}\", \"stream\": true, \"max_tokens\": 16, \
          \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}]}}'\n\
          curl http://{clients}/v1/models\n\
-         curl http://{metrics}/workers\n\
-         curl 'http://{metrics}/decisions?limit=3'\n\
-         curl http://{metrics}/metrics\n"
+         curl 'http://{operators}/decisions?limit=3'\n\
+         curl http://{operators}/metrics\n",
+        args.engines
     ))?;
+    let traffic = async {
+        loop {
+            let round = ReplayConfig {
+                base_url: format!("http://{clients}"),
+                model: MODEL.into(),
+                trace: Arc::clone(trace),
+                speed: 1.0,
+                ..ReplayConfig::default()
+            };
+            replay(round, |_, _| ()).await?;
+        }
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
+        ended = traffic => {
+            let ended: Result<()> = ended;
+            ended?;
+        }
         interrupted = tokio::signal::ctrl_c() => interrupted?,
         _ = terminate.recv() => {}
     }
-    stage.strike().await;
+    // Requests of the trace are in flight; nothing is to be waited for.
+    stage.serving.shut_down_or(std::future::ready(())).await;
     Ok(())
+}
+
+/// The gateway's ports.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    clients: u16,
+    operators: u16,
+}
+
+// === impl Ports ===
+
+impl Ports {
+    /// Free ones.
+    const FREE: Self = Self { clients: 0, operators: 0 };
+    /// Those of `kvlane serve`: a page that is open finds the next demo, too.
+    const KEPT: Self = Self { clients: 30_000, operators: 29_000 };
 }
 
 // === impl Stage ===
 
 impl Stage {
-    /// Starts everything and waits until every engine takes requests. Port 0 takes a free one; any other is used if
-    /// it is free.
-    async fn set(args: &DemoArgs, speed: f64, policy: PolicyConfig, port: u16) -> Result<Self> {
+    /// Starts everything and waits until every engine takes requests. A port that is not free is replaced by a free one.
+    async fn set(args: &DemoArgs, speed: f64, policy: PolicyConfig, ports: Ports) -> Result<Self> {
         let mut engines = Vec::new();
         for n in 0..args.engines {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -288,10 +322,11 @@ impl Stage {
         let mut config = Config { workers: engines.iter().map(spec).collect(), ..Config::default() };
         config.routing.policy = policy;
         config.health.interval = Duration::from_millis(500);
-        (config.server.port, config.metrics.port) = (port, 0);
-        if port != 0 && std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
-            config.server.port = 0;
-        }
+        let free = |port| match std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(_) => port,
+            Err(_) => 0,
+        };
+        (config.server.port, config.metrics.port) = (free(ports.clients), free(ports.operators));
         let serving = Serving::start_at_speed(config, speed).context("cannot start the gateway")?;
         let stage = Self { serving, engines };
         tokio::time::timeout(READY_TIMEOUT, stage.ready())

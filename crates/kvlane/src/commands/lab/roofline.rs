@@ -56,8 +56,8 @@ pub(crate) struct RooflineArgs {
     /// Share of the memory that weights, activations and KV cache may use.
     #[arg(long, default_value_t = 0.90)]
     gpu_memory_utilization: f64,
-    /// Write the figures as JSON to this file, `-` for standard output.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,

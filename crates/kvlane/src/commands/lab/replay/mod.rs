@@ -105,8 +105,8 @@ pub(crate) struct ReplayArgs {
     /// Write a record for each request, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     records: Option<PathBuf>,
-    /// Write the figures as JSON (schema kvlane.replay/1) to a file, `-` for stdout.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON (schema kvlane.replay/1) to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,

@@ -14,8 +14,8 @@ use crate::commands::lab::page::PageArgs;
 /// The output files.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Show {
-    /// Write the figures as JSON to a file, `-` for stdout.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures as JSON to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,
