@@ -5,6 +5,7 @@ mod calibrate;
 mod cli;
 mod handover;
 mod hub;
+mod mistakes;
 mod parts;
 mod program;
 mod reload;
