@@ -16,6 +16,10 @@ const WHOLE: [(&str, &str); 8] = [
 
 /// What serde says about a wrong value or key, in words, with an example of what is right. `list` says where all keys are.
 pub fn in_words(message: &str, list: &str) -> String {
+    // Of a parameter of a policy, which names it itself.
+    if let Some((key, cause)) = message.split_once(": invalid ").filter(|(key, _)| !key.contains(' ')) {
+        return format!("{key}: {}", in_words(&format!("invalid {cause}"), list));
+    }
     unknown(message, list)
         .or_else(|| wrong_type(message))
         .or_else(|| of_yaml(message))
@@ -90,6 +94,7 @@ mod tests {
             ("invalid type: integer `5`, expected a string", "in quotes, `'5'`"),
             ("invalid type: string \"on\", expected a boolean", "neither `true` nor `false`"),
             ("invalid type: unit value, expected u16", "the value is missing"),
+            ("factor: invalid type: string \"x\", expected f64", "factor: \"x\" is not a number"),
             ("duplicate mapping key: server, set DuplicateKeyPolicy", "`server` is there twice"),
             ("tabs disallowed within this context (block indentation)", "with spaces"),
             ("unknown field `prot`, expected `host` or `port`", "unknown field `prot`: use `host` or `port`"),

@@ -301,7 +301,8 @@ mod tests {
         // Three GPUs divide 24 heads, but not 8 key-value heads.
         assert!(error("llama-3.2-3b@h100x3").to_string().contains("use one of 1, 2, 4, 8, 24"));
         assert_eq!(error("llama-3.3-70b@a100"), PresetError::DoesNotFit("llama-3.3-70b@a100".into()));
-        assert!(error("x@y").to_string().contains("qwen3-32b"), "the message lists the known names");
+        let slip = error("qwen3-32@h100").to_string();
+        assert!(slip.contains("did you mean") && slip.contains("qwen3-32b"), "the nearest names: {slip}");
     }
 
     #[test]

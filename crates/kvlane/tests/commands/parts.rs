@@ -81,7 +81,7 @@ fn what_is_not_all_parts_of_one_simulation_is_refused_with_the_reason() {
     let broken = folder.path().join("broken").to_string_lossy().into_owned();
     let whole = std::fs::read_to_string(&one).expect("written");
     std::fs::write(&broken, whole.lines().next().expect("a line")).expect("written");
-    merge(&[&broken], &[&broken, "0 units instead of 2", "run the part again"]);
+    merge(&[&broken], &[&broken, "0 units instead of 3", "run the part again"]);
     std::fs::write(&broken, "").expect("written");
     merge(&[&broken], &[&broken, "its first line"]);
     merge(&["/nowhere.jsonl"], &["/nowhere.jsonl", "No such file"]);
