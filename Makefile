@@ -63,8 +63,7 @@ replay-schedule: cargo
 # The documents as a site, with search, in target/site; every link of it is checked. mdBook is built once, python3 is needed.
 site: cargo
 	command -v mdbook > /dev/null || test -x target/mdbook/bin/mdbook || cargo install mdbook --version 0.5.4 --locked --root target/mdbook
-	cd docs && PATH="$$PATH:$$PWD/../target/mdbook/bin" mdbook build
-	python3 docs/site/check.py target/site
+	PATH="$$PATH:$$PWD/target/mdbook/bin" docs/site/build.sh
 
 # What a release has for this machine: a tarball, a Debian package, SBOM, checksums (packaging/release.sh).
 release: cargo

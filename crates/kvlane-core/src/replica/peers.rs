@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{LEASE, PeerState, ReplicaId, Share};
-use crate::endpoint::{Endpoint, EndpointId, Pool};
+use crate::endpoint::{EndpointId, Pool};
 use crate::load::InFlight;
 use crate::rng::Rng;
 use crate::table::ByEndpoint;
@@ -39,7 +39,7 @@ impl Peers {
         shares: &[(EndpointId, Share)],
         pool: &mut Pool,
         mut placed: impl FnMut(EndpointId, f64),
-        mut changed: impl FnMut(&mut Endpoint, u32),
+        mut changed: impl FnMut(EndpointId, u32),
     ) {
         if self.peers.len() >= PEERS_MAX && !self.peers.contains_key(&replica) {
             return;
@@ -65,7 +65,7 @@ impl Peers {
             endpoint.pace.prefilled_tokens += tokens;
             endpoint.pace.prefilled_pairs += pairs;
             if share.breaker_changes != before.breaker_changes {
-                changed(endpoint, share.breaker_changes);
+                changed(id, share.breaker_changes);
             }
             // Work placed before this router knew the other one was placed at an unknown time.
             if !is_first && share.placed_s > before.placed_s {

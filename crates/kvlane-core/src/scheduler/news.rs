@@ -68,22 +68,30 @@ impl Scheduler {
         self.hear_learned(now, (replica, number), learned);
         let policy = &mut self.policy;
         let placed = |endpoint, work_s| policy.placed_elsewhere(now, endpoint, work_s);
-        // A router that is cut off finds all endpoints dead: at most half of them are tried at a time.
-        let doubtful_max = self.pool.len() / 2;
-        let mut doubtful = self.pool.endpoints().filter(|one| one.breaker.state() != State::Closed).count();
-        let (config, before) = (&self.config.breaker, out.len());
-        let changed = |endpoint: &mut Endpoint, changes| {
-            let is_closed = endpoint.breaker.state() == State::Closed;
-            if is_closed && doubtful >= doubtful_max || !endpoint.breaker.changed_elsewhere(changes, config) {
-                return;
-            }
-            doubtful += usize::from(is_closed);
-            out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
-        };
+        let mut findings = Vec::new();
+        let changed = |endpoint, changes| findings.push((endpoint, changes));
         self.peers.hear(now, (replica, number), shares, &mut self.pool, placed, changed);
-        if out.len() > before {
-            self.review(now, out);
+        if !findings.is_empty() {
+            self.hear_findings(now, &findings, out);
         }
+    }
+
+    /// Breakers of another router have opened or closed. A router that is cut off finds all endpoints dead: at most half
+    /// of them are tried at a time.
+    fn hear_findings(&mut self, now: Nanos, findings: &[(EndpointId, u32)], out: &mut Vec<Output>) {
+        let is_open = |endpoint: &Endpoint| endpoint.breaker.state() != State::Closed;
+        let room = self.pool.len() / 2;
+        let mut doubtful = self.pool.endpoints().filter(|endpoint| is_open(endpoint)).count();
+        for &(id, changes) in findings {
+            let Some(endpoint) = self.pool.get_mut(id) else { continue };
+            let was_open = is_open(endpoint);
+            let is_tried = was_open || doubtful < room;
+            if is_tried && endpoint.breaker.changed_elsewhere(changes, &self.config.breaker) {
+                doubtful += usize::from(!was_open);
+                out.push(Output::Breaker { endpoint: id, state: endpoint.breaker.state() });
+            }
+        }
+        self.review(now, out);
     }
 
     /// Begins to keep what other routers, which know this one as `own`, do not know otherwise.

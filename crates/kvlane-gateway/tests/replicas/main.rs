@@ -24,8 +24,13 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A gateway that exchanges news, with no peers so far.
 fn replica() -> Config {
+    replica_with("prefix_aware")
+}
+
+/// The same with this policy.
+fn replica_with(policy: &str) -> Config {
     let mut config = config();
-    config.routing.policy = PolicyConfig::by_name("prefix_aware").expect("a policy");
+    config.routing.policy = PolicyConfig::by_name(policy).expect("a policy");
     config.replicas.listen = Some("127.0.0.1:0".into());
     config
 }

@@ -112,8 +112,7 @@ async fn what_is_used_of_a_limit_at_one_replica_is_used_at_the_other() {
 async fn a_prompt_that_one_replica_has_sent_is_placed_by_the_other_where_it_is_cached() {
     let (one, two) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&one, &two];
-    let mut in_turn = replica();
-    in_turn.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    let in_turn = replica_with("round_robin");
     let a = TestGateway::start(in_turn, &engines).await;
     let b = TestGateway::start(replica(), &engines).await;
     meet(&[&a, &b]).await;
@@ -145,8 +144,7 @@ fn breaker(gateway: &TestGateway, engine: &FakeEngine) -> State {
 async fn an_engine_that_fails_at_one_replica_gets_one_request_of_the_other() {
     let (good, bad) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&good, &bad];
-    let mut in_turn = replica();
-    in_turn.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    let in_turn = replica_with("round_robin");
     let a = TestGateway::start(in_turn.clone(), &engines).await;
     let b = TestGateway::start(in_turn, &engines).await;
     meet(&[&a, &b]).await;
@@ -193,8 +191,7 @@ async fn an_engine_that_fails_at_one_replica_gets_one_request_of_the_other() {
 async fn a_conversation_stays_at_its_engine_whichever_replica_gets_its_next_turn() {
     let (one, two) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&one, &two];
-    let mut sticky = replica();
-    sticky.routing.policy = PolicyConfig::by_name("session_sticky").expect("a policy");
+    let sticky = replica_with("session_sticky");
     let a = TestGateway::start(sticky.clone(), &engines).await;
     let b = TestGateway::start(sticky, &engines).await;
     meet(&[&a, &b]).await;

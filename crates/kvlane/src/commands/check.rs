@@ -10,9 +10,7 @@ use crate::config::{ConfigArgs, document};
 /// Loads the configuration and the files it names as `serve` would, then prints it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     let config = args.load()?;
-    for warning in args.warnings()? {
-        tracing::warn!("{warning}");
-    }
+    args.warn();
     kvlane_gateway::serve::check(&config)?;
     print(&serde_json::to_string_pretty(&config)?)
 }

@@ -27,9 +27,7 @@ pub(crate) fn run(args: &ConfigArgs, mode: Mode, json: bool) -> Result<ExitCode>
     // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;
-    for warning in args.warnings()? {
-        tracing::warn!("{warning}");
-    }
+    args.warn();
     watch.look_at(files(args, &config));
     tracing::info!(changed = %document::changed(&config), "configuration");
     tracing::debug!(config = %serde_json::to_string(&config)?, "whole configuration");

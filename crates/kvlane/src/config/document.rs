@@ -151,9 +151,9 @@ fn property(key: &Key, default: Option<&Value>) -> Value {
     let mut schema = match key.kind {
         Kind::Section if default == Some(&Value::Null) => json!({"anyOf": [entry(), {"type": "null"}]}),
         Kind::Section => section(&key.keys, default),
-        // A list may be written as its only entry.
         // Workers may be written as their URLs.
         Kind::List if key.name == "workers" => json!({"items": {"anyOf": [entry(), {"type": "string"}]}}),
+        // A list may be written as its only entry.
         Kind::List if !key.keys.is_empty() => json!({"items": entry()}),
         Kind::Map if !key.keys.is_empty() => json!({"type": "object", "additionalProperties": entry()}),
         Kind::List | Kind::Any => json!({}),

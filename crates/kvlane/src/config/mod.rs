@@ -174,12 +174,9 @@ impl ConfigArgs {
         self.load().map(|config| config.log).unwrap_or_default()
     }
 
-    /// What has no effect, with the reason.
-    ///
-    /// # Errors
-    /// A flag of another router is refused.
-    pub(crate) fn warnings(&self) -> Result<Vec<String>> {
-        others::warnings(&self.others)
+    /// Logs which flags have no effect, and why.
+    pub(crate) fn warn(&self) {
+        others::ignored(&self.others).for_each(|said| tracing::warn!("{said}"));
     }
 
     /// The keys that a command line sets, each with its flag and its value, and remarks on the rest of it.
@@ -190,12 +187,13 @@ impl ConfigArgs {
         let remarks = self.others.iter().map(|(name, answer)| others::said(name, *answer)).collect();
         let config = Self { others: Vec::new(), ..self.clone() }.load()?;
         let mut settings = self.flags()?;
-        if !self.more.kv_event_source.is_empty() {
-            let feeds = config.workers.iter().map(|worker| {
-                let feeds: Vec<Value> = worker.kv_events.iter().map(|feed| json!(feed)).collect();
-                json!({"url": worker.url, "kv_events": feeds})
-            });
-            settings.push(("--kv-event-source".into(), "workers".into(), feeds.collect()));
+        if let Some((_, _, Value::Array(workers))) = settings.iter_mut().find(|(_, key, _)| key == "workers")
+        {
+            for (written, worker) in workers.iter_mut().zip(&config.workers) {
+                if !worker.kv_events.is_empty() {
+                    written["kv_events"] = json!(worker.kv_events);
+                }
+            }
         }
         if !config.auth.keys.is_empty() {
             let keys = revealed(|| json!(config.auth.keys));
@@ -206,7 +204,7 @@ impl ConfigArgs {
 
     /// The configuration, validated.
     pub(crate) fn load(&self) -> Result<Config> {
-        self.warnings()?;
+        others::refuse(&self.others)?;
         let mut config = Config::default();
         if let Some(path) = &self.more.config {
             config = read(path)?;

@@ -1,6 +1,7 @@
 //! Command lines of sglang-router, SMG and vllm-router, alone or in a shell script.
 
 use anyhow::{Result, anyhow};
+use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as _, Command, FromArgMatches as _};
 
@@ -36,7 +37,10 @@ pub(super) fn read(text: &str) -> Result<Option<Draft>> {
     }
     let args = loop {
         let line = ["kvlane".to_owned()].into_iter().chain(words.iter().cloned());
-        match ConfigArgs::augment_args(Command::new("kvlane")).try_get_matches_from(line) {
+        // Variables of this shell are not those of the other router.
+        let command =
+            ConfigArgs::augment_args(Command::new("kvlane")).mut_args(|arg| arg.env(Resettable::Reset));
+        match command.try_get_matches_from(line) {
             Ok(matches) => break ConfigArgs::from_arg_matches(&matches)?,
             Err(error) => leave_out(&mut words, &mut draft, &error)?,
         }

@@ -110,6 +110,14 @@ mod tests {
     }
 
     #[test]
+    fn workers_with_feeds_keep_their_parts() {
+        let text = "vllm-router --vllm-pd-disaggregation --prefill http://p:1 --decode http://d:1 --pd-kv-events http://p:1=tcp://p:5557";
+        let workers = |file: &str| from_yaml(file).expect("a configuration").workers;
+        let same = "workers: [{url: 'http://p:1', role: prefill, kv_events: [{endpoint: 'tcp://p:5557'}]}, {url: 'http://d:1', role: decode}]";
+        assert_eq!(workers(&migrated(text)), workers(same));
+    }
+
+    #[test]
     fn an_upstream_block_becomes_workers() {
         let text = "
             upstream llm {

@@ -407,19 +407,21 @@ pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, Answer)> {
     all().filter(|(name, _)| is_given(name)).collect()
 }
 
-/// Refuses what cannot be done, and says what has no effect.
+/// Refuses what cannot be done.
 ///
 /// # Errors
-/// A flag is refused.
-pub(super) fn warnings(given: &[(&'static str, Answer)]) -> Result<Vec<String>> {
-    let mut warnings = Vec::new();
-    for (name, answer) in given {
-        match answer {
-            Refused(_) => bail!("{}", said(name, *answer)),
-            Ignored(_) => warnings.push(said(name, *answer)),
-        }
+/// The first flag that is refused, and what to write instead.
+pub(super) fn refuse(given: &[(&'static str, Answer)]) -> Result<()> {
+    match given.iter().find(|(_, answer)| matches!(answer, Refused(_))) {
+        Some((name, answer)) => bail!("{}", said(name, *answer)),
+        None => Ok(()),
     }
-    Ok(warnings)
+}
+
+/// What has no effect, and why.
+pub(super) fn ignored(given: &[(&'static str, Answer)]) -> impl Iterator<Item = String> {
+    let ignored = given.iter().filter(|(_, answer)| matches!(answer, Ignored(_)));
+    ignored.map(|(name, answer)| said(name, *answer))
 }
 
 /// What becomes of a flag, in a sentence.

@@ -163,7 +163,7 @@ fn parsed(flags: &[&str]) -> Result<Vec<String>, String> {
     let line = ["kvlane"].iter().chain(flags);
     let line: Line = clap::Parser::try_parse_from(line).map_err(|error| error.to_string())?;
     line.args.load().map_err(|error| format!("{error:#}"))?;
-    line.args.warnings().map_err(|error| format!("{error:#}"))
+    Ok(super::ignored(&line.args.others).collect())
 }
 
 /// Command lines of the routers' documentation and of those who use them, with the flags that have no effect.
