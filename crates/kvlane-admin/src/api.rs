@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
+use kvlane_fleet::Fleet;
 use kvlane_fleet::worker::config::WorkerSpec;
 use kvlane_proxy::auth;
 use kvlane_proxy::body::{Body, json_response, text_response};
@@ -41,7 +42,9 @@ async fn answer(
     let fleet = &*admin.proxy.fleet;
     let is_operators = matches!(port, Port::Operators { .. });
     let open = match path {
-        "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
+        "/liveness" | "/health" | "/health_generate" if get => ok(),
+        "/ping" if get || parts.method == Method::POST => ok(),
+        "/load" if get => json_response(StatusCode::OK, &json!({"server_load": in_flight(fleet)})),
         "/readiness" if get => readiness(fleet, shows_workers),
         "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
         "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
@@ -64,6 +67,19 @@ async fn answer(
         },
     };
     Ok(Some(open))
+}
+
+fn ok() -> Response<Body> {
+    text_response(StatusCode::OK, "text/plain", "ok\n".into())
+}
+
+/// Requests in flight and queued, as vLLM's `/load` counts them.
+fn in_flight(fleet: &Fleet) -> usize {
+    fleet
+        .pools()
+        .iter()
+        .map(|pool| pool.router.read(|scheduler| scheduler.in_flight() + scheduler.queued()))
+        .sum()
 }
 
 async fn operate(

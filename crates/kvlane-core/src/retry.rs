@@ -68,6 +68,11 @@ impl Attempts {
         self.last_was_free = free;
     }
 
+    /// Whether the last one cost its engine no work: it was busy, or not reached.
+    pub fn last_was_free(&self) -> bool {
+        self.last_was_free
+    }
+
     /// Whether another one may follow, of `retries_max` besides the first.
     pub fn may_retry(&self, retries_max: u32) -> bool {
         self.made.saturating_sub(1) < retries_max

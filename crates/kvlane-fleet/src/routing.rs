@@ -23,6 +23,9 @@ section! {
         /// A second policy that is evaluated at each decision without effect on placement, for `GET /whatif`.
         #[serde(deserialize_with = "policy_or_none")]
         pub shadow_policy: Option<PolicyConfig> = None;
+        /// The model of requests that name none, where several are served; otherwise they get 400.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub default_model: Option<String> = None;
         /// Settings of one model's pool, as in `llama-3.1-8b: {policy: lmetric, timing: llama.json, tokenizer:
         /// /models/llama-3.1-8b}`.
         pub pools: BTreeMap<String, PoolOverride> = BTreeMap::new();

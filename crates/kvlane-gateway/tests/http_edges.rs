@@ -274,9 +274,13 @@ async fn an_ambiguous_head_is_rejected() {
 async fn unknown_paths_and_methods_reach_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    for path in
-        ["/v1/load_lora_adapter", "/v1/start_profile", "/v1/chat/completions/", "/v1/files/", "/V1/files"]
-    {
+    for path in [
+        "/v1/load_lora_adapter",
+        "/v1/start_profile",
+        "/start_profile",
+        "/v1/chat/completions/x",
+        "/V1/files",
+    ] {
         let reply = gateway.ask("POST", path, chat("m", "hi")).await;
         assert_eq!((reply.status, reply.error_code().as_str()), (404, "not_found"), "{path}");
     }

@@ -21,6 +21,7 @@ use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::{FailureKind, Hedged};
 use kvlane_fleet::worker::WorkerId;
 use kvlane_http::connections::{Answer, Connections, UpstreamError};
+use kvlane_wire::api::Repeats;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::server_timing::Stage;
 use kvlane_wire::sse::SseScanner;
@@ -357,7 +358,8 @@ impl<'a> Attempts<'a> {
             self.said = Some(Err(ApiError::KillsEngines { left }));
             return false;
         }
-        if self.faulted.len() >= FAULTS_MAX {
+        let may_have_reached = self.routed.repeats == Repeats::Unsent && !self.attempts.last_was_free();
+        if may_have_reached || self.faulted.len() >= FAULTS_MAX {
             return false;
         }
         // Its jitter parts it from others that failed at the same time.

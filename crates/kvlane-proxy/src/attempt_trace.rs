@@ -161,8 +161,10 @@ fn provider(proxy: &Proxy, model: &str) -> String {
 fn operation(api: Api) -> Option<&'static str> {
     match api {
         Api::ChatCompletions | Api::Responses | Api::Messages => Some("chat"),
-        Api::Completions | Api::Generate => Some("text_completion"),
-        Api::Embeddings => Some("embeddings"),
-        Api::Rerank | Api::Score | Api::Tokenize | Api::Detokenize => None,
+        Api::Completions | Api::Generate | Api::TokensIn | Api::Completion | Api::Infill => {
+            Some("text_completion")
+        }
+        Api::Embeddings | Api::Embedding => Some("embeddings"),
+        Api::Rerank | Api::Score | Api::Pooling | Api::Tokenize | Api::Detokenize | Api::Invocations => None,
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use kvlane_core::config::{ConfigError, TIME, TIME_OR_ZERO, wrong};
 use kvlane_core::section;
-use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
+use kvlane_wire::api::path::{PATH_BYTES_MAX, is_plain};
+use kvlane_wire::api::{Audience, EnginePath};
 use serde::{Deserialize, Deserializer};
 
 use crate::auth::Role;
@@ -68,6 +69,8 @@ section! {
         /// Engine paths relayed in addition to those in docs/guide.md, as in
         /// `{path: /v1/load_lora_adapter, role: admin}`.
         pub extra_paths: Vec<ExtraPath> = Vec::new(), in 0..=64;
+        /// Origins of web pages whose scripts may call the clients' port, as in `https://chat.example.com`, or `*` for all.
+        pub cors_allowed_origins: Vec<String> = Vec::new(), in 0..=64;
         /// Whether answers have a `Server-Timing` header with the stages of the time until their head.
         pub server_timing: bool = true;
     }
@@ -108,7 +111,7 @@ impl Server {
             let example = path.replace("{}", "x");
             let problem = if !is_plain(&example) || path.len() > PATH_BYTES_MAX {
                 "is not a valid path: it must begin with `/` and have neither `%`, `;` nor empty or dotted segments"
-            } else if Target::of(&example).is_some() {
+            } else if EnginePath::of(&example).is_some_and(|(row, _)| row.audience == Audience::Clients) {
                 "is relayed by default: remove it"
             } else if is_own(&example) || example.starts_with("/v1/models") {
                 "is served by the gateway itself"

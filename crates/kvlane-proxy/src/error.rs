@@ -44,6 +44,12 @@ pub enum ApiError {
     /// The path is unknown.
     #[error("no such path: {0}")]
     UnknownPath(String),
+    /// The path is an engine's administration.
+    #[error(
+        "{0} is administration of one engine and is not relayed: call the engine itself, or open the path with \
+         server.extra_paths"
+    )]
+    ClosedPath(String),
     /// Two servers may parse the head differently.
     #[error("the request head is ambiguous: {0}")]
     BadHead(&'static str),
@@ -195,7 +201,9 @@ impl ApiError {
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
+            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::ClosedPath(_) | Self::UnknownObject(_) => {
+                StatusCode::NOT_FOUND
+            }
             Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
@@ -238,7 +246,7 @@ impl ApiError {
         Self::BodyTimeout(_) => "body_timeout",
         Self::TooLarge { .. } => "body_too_large",
         Self::UnknownModel(_) => "model_not_found",
-        Self::UnknownPath(_) => "not_found",
+        Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
         Self::UnknownObject(_) => "object_not_found",
         Self::NotIsolated(_) => "not_isolated",
         Self::BadPath => "bad_path",

@@ -9,7 +9,7 @@ use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
-use kvlane_wire::api::Api;
+use kvlane_wire::api::{Api, EnginePath, Keeps};
 use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -26,7 +26,7 @@ use crate::error::ApiError;
 use crate::hedge::{self, Sending};
 use crate::lease::Lease;
 use crate::objects::Origin;
-use crate::passed::{self, Passing};
+use crate::passed;
 use crate::placement_headers::mark;
 use crate::proxy::Proxy;
 use crate::relay::{Limits, Relay};
@@ -35,36 +35,12 @@ use crate::route::route;
 use crate::routed::Routed;
 use crate::{sidecar, split};
 
-/// The API or path that a client requests.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted {
-    /// An API whose body is parsed.
-    Api(Api),
-    /// A path that is relayed unparsed.
-    Passed(Passing),
-}
-
-// === impl Wanted ===
-
-impl Wanted {
-    fn api(self) -> Option<Api> {
-        if let Self::Api(api) = self { Some(api) } else { None }
-    }
-
-    /// Whether the response names an object that later requests can refer to.
-    fn makes_object(self, parts: &Parts) -> bool {
-        match self {
-            Self::Api(api) => api == Api::Responses,
-            Self::Passed(passing) => passing.makes_object(parts),
-        }
-    }
-}
-
-/// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may.
+/// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
+/// of `server.extra_paths`.
 pub(super) async fn forward(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
-    wanted: Wanted,
+    row: Option<&'static EnginePath>,
     parts: &Parts,
     body: Bytes,
     account: &Arc<Account>,
@@ -74,7 +50,7 @@ pub(super) async fn forward(
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
     loop {
         let body = body.clone();
-        match serve(proxy, upstreams, wanted, parts, body, account, (deadlines, deadline)).await {
+        match serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline)).await {
             Err(error) => wait.after(error).await?,
             answered => return answered,
         }
@@ -85,15 +61,16 @@ pub(super) async fn forward(
 async fn serve(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
-    wanted: Wanted,
+    row: Option<&'static EnginePath>,
     parts: &Parts,
     body: Bytes,
     account: &Arc<Account>,
     (deadlines, deadline): (Deadlines, Instant),
 ) -> Result<Response<Body>, ApiError> {
-    let (routed, salted) = match wanted {
-        Wanted::Api(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
-        Wanted::Passed(passing) => passed::route(proxy, passing, parts, &body, account, deadline)?,
+    let api = row.and_then(EnginePath::api);
+    let (routed, salted) = match api {
+        Some(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
+        None => passed::route(proxy, row, parts, &body, account, deadline)?,
     };
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool);
@@ -101,7 +78,7 @@ async fn serve(
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(proxy, &routed, excluded_for(&routed, parts), deadlines);
     attempts.take_turn().await?;
-    let encoders = sidecar::encoders(proxy, &routed.served.pool, wanted.api(), &body);
+    let encoders = sidecar::encoders(proxy, &routed.served.pool, api, &body);
     // Tried again, it encodes by itself.
     let mut encoders = encoders.as_slice();
     let turned_down = |mut answer: Answer, lease: &Lease| {
@@ -117,7 +94,7 @@ async fn serve(
             }
         };
         let sending = Sending { upstreams, parts, body: &body, account, fields: encoders };
-        let (lease, outcome) = match split_of(&mut lease, wanted) {
+        let (lease, outcome) = match split_of(&mut lease, api) {
             Some((leg, how)) => Box::pin(split::answer(attempts.patience(), lease, leg, &sending, how)).await,
             None if !encoders.is_empty() => {
                 Box::pin(sidecar::answer(attempts.patience(), lease, None, &sending)).await
@@ -132,9 +109,9 @@ async fn serve(
                 let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
-                let transcript = Continuation::transcript(proxy, account, wanted.api(), &body, &answer);
+                let transcript = Continuation::transcript(proxy, account, api, &body, &answer);
                 let Some(transcript) = transcript else {
-                    let makes = wanted.makes_object(parts) && answer.status.is_success();
+                    let makes = makes_object(row, parts) && answer.status.is_success();
                     let origin = Origin { worker: lease.worker.id, tenant: routed.attributes.tenant() };
                     return Ok(relay(answer, Some(lease), account, limits, makes.then_some(origin)));
                 };
@@ -159,11 +136,20 @@ async fn serve(
     }
 }
 
+/// Whether the response names an object that later requests can refer to.
+fn makes_object(row: Option<&EnginePath>, parts: &Parts) -> bool {
+    let Some(row) = row else { return false };
+    let is_new = row.keeps == Keeps::Object
+        && parts.method == http::Method::POST
+        && row.object(parts.uri.path()).is_none();
+    is_new || row.api() == Some(Api::Responses)
+}
+
 /// Of a split request its prefill leg, its API and how its blocks travel.
-fn split_of(lease: &mut Lease, wanted: Wanted) -> Option<(Lease, (Api, Connector))> {
+fn split_of(lease: &mut Lease, api: Option<Api>) -> Option<(Lease, (Api, Connector))> {
     let leg = lease.take_leg()?;
     let connector = lease.proxy().fleet.settings().disaggregation.connector?;
-    Some((leg, (wanted.api()?, connector)))
+    Some((leg, (api?, connector)))
 }
 
 /// Endpoints that must not serve the request: those without its model, and those of other ranks if the client names

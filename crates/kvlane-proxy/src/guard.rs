@@ -7,30 +7,31 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, StatusCode, Uri, header};
+use http::{HeaderMap, Method, StatusCode, Uri, header};
 use kvlane_fleet::clock::unix_time;
-use kvlane_wire::api::Api;
-use kvlane_wire::path::{self, Target, is_plain};
+use kvlane_wire::api::path::{self, is_plain};
+use kvlane_wire::api::{self, Api, EnginePath};
 
 use crate::auth::{self, Access, Role};
 use crate::error::ApiError;
 use crate::head::FIELDS_MAX;
 use crate::own_api::Port;
-use crate::passed::Passing;
-use crate::paths::{Audience, OwnPath, ends_in_a_name};
+use crate::paths::{Audience, OwnPath, ends_in_a_name, engine_path};
 use crate::proxy::Proxy;
 
 /// The purpose of a request, by its path.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
-    /// An API whose body is parsed.
-    Api(Api),
-    /// A path of an engine that is relayed unparsed.
-    Pass(Passing),
-    /// An engine's path that `server.extra_paths` gives to operators of this role.
+    /// A path of an engine.
+    Engine(&'static EnginePath),
+    /// A path that `server.extra_paths` gives to clients.
+    Extra,
+    /// An engine's path for operators of this role.
     Operate(Role),
     /// The gateway's own path, or an unknown one.
     Own,
+    /// A question which methods a path takes, as browsers ask before a request from another origin.
+    Options(&'static str),
 }
 
 // === impl Purpose ===
@@ -44,32 +45,50 @@ impl Purpose {
         if matches!(port, Port::Operators { .. }) {
             return Ok(Self::Own);
         }
-        let listed = Target::of(path).map(|target| match target {
-            Target::Api(api) => Self::Api(api),
-            Target::Passed(passed) => Self::Pass(Passing::Listed(passed)),
-        });
-        let extra = || {
-            let config = proxy.settings();
-            let extra = config.server.extra_paths.iter().find(|extra| path::matches(&extra.path, path))?;
-            Some(match extra.role {
-                Role::User => Self::Pass(Passing::Extra),
-                role => Self::Operate(role),
-            })
-        };
-        Ok(listed.or_else(extra).unwrap_or(Self::Own))
+        let row = engine_path(path).map(|(row, _)| row);
+        if let Some(row) = row.filter(|row| row.audience == api::Audience::Clients) {
+            return Ok(Self::Engine(row));
+        }
+        let config = proxy.settings();
+        let extra = config.server.extra_paths.iter().find(|extra| path::matches(&extra.path, path));
+        match (extra.map(|extra| extra.role), row.map(|row| row.audience)) {
+            (Some(Role::User), _) => Ok(Self::Extra),
+            (Some(role), _) => Ok(Self::Operate(role)),
+            (None, Some(api::Audience::Closed)) => {
+                Err(ApiError::ClosedPath(path.chars().take(200).collect()))
+            }
+            (None, Some(_)) => Ok(Self::Operate(Role::Viewer)),
+            (None, None) => Ok(Self::Own),
+        }
+    }
+
+    /// The purpose of a request with this method.
+    pub(super) fn asked_with(self, method: &Method, path: &str) -> Self {
+        if method != Method::OPTIONS {
+            return self;
+        }
+        match self {
+            Self::Engine(row) => Self::Options(row.methods),
+            Self::Own => OwnPath::of(path).map_or(self, |own| Self::Options(own.methods)),
+            Self::Extra | Self::Operate(_) | Self::Options(_) => self,
+        }
+    }
+
+    /// The row of an engine's path, if it is for clients.
+    pub(super) fn row(self) -> Option<&'static EnginePath> {
+        if let Self::Engine(row) = self { Some(row) } else { None }
     }
 
     /// The API whose body is parsed, if any.
     pub(super) fn api(self) -> Option<Api> {
-        if let Self::Api(api) = self { Some(api) } else { None }
+        self.row()?.api()
     }
 
     /// The methods that engines take there; none for any.
     pub(super) fn methods(self) -> Option<&'static str> {
         match self {
-            Self::Api(_) => Some("POST"),
-            Self::Pass(Passing::Listed(passed)) => Some(passed.methods),
-            Self::Pass(Passing::Extra) | Self::Operate(_) | Self::Own => None,
+            Self::Engine(row) => Some(row.methods),
+            Self::Extra | Self::Operate(_) | Self::Own | Self::Options(_) => None,
         }
     }
 }
@@ -87,6 +106,10 @@ pub(super) fn is_strict(parts: &Parts) -> Result<(), ApiError> {
 
 /// Authorizes a request, and stores the sender's identity in it.
 pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpose) -> Result<(), ApiError> {
+    if matches!(purpose, Purpose::Options(_)) {
+        // Browsers send no key with it, and the answer says only what the documentation says.
+        return Ok(());
+    }
     let path = parts.uri.path();
     let auth = proxy.auth();
     let own = if matches!(purpose, Purpose::Own) { OwnPath::of(path) } else { None };

@@ -1,16 +1,18 @@
 //! Requests that are relayed unparsed: their pool, their worker, their charge and the isolation of tenants.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::header;
 use http::request::Parts;
 use kvlane_core::block::BYTES_PER_TOKEN;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
 use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::WorkerId;
+use kvlane_wire::api::{EnginePath, Keeps, Repeats};
 use kvlane_wire::openai::ParseError;
-use kvlane_wire::path::{Keeps, Passed};
 use kvlane_wire::server_timing::Stage;
 use memchr::memmem;
 use percent_encoding::percent_decode_str;
@@ -18,52 +20,24 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::account::Account;
-use crate::admission::{admit, named_pool, no_endpoint};
+use crate::admission::{admit, named_pool};
 use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::error::ApiError;
+use crate::model;
 use crate::objects::Origin;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::salt::salted;
 
-/// Headers that name a request's model where nothing else does: Proxy API's body-based routing and AIBrix.
-const MODEL_HEADERS: [&str; 2] = ["x-gateway-model-name", "model"];
 /// Longest model name in a form.
 const MODEL_BYTES_MAX: usize = 1024;
 
-/// Why a path is relayed.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Passing {
-    /// It is one of the known paths.
-    Listed(&'static Passed),
-    /// `server.extra_paths` names it.
-    Extra,
-}
-
-// === impl Passing ===
-
-impl Passing {
-    /// Whether the response names an object that later requests can refer to.
-    pub(super) fn makes_object(self, parts: &Parts) -> bool {
-        let Self::Listed(passed) = self else { return false };
-        passed.keeps == Keeps::Object
-            && parts.method == http::Method::POST
-            && passed.object(parts.uri.path()).is_none()
-    }
-
-    fn keeps(self) -> Keeps {
-        match self {
-            Self::Listed(passed) => passed.keeps,
-            Self::Extra => Keeps::Prompt,
-        }
-    }
-}
-
-/// Finds the pool, and the body to send if it differs from the client's.
+/// Finds the pool, and the body to send if it differs from the client's. `row` is none for a path of
+/// `server.extra_paths`.
 pub(super) fn route(
     proxy: &Arc<Proxy>,
-    passing: Passing,
+    row: Option<&EnginePath>,
     parts: &Parts,
     body: &Bytes,
     account: &Account,
@@ -71,13 +45,14 @@ pub(super) fn route(
 ) -> Result<(Routed, Option<Bytes>), ApiError> {
     let (reader, isolates) = (proxy.attribute_reader.load(), proxy.settings().auth.isolate_tenants);
     let attributes = reader.read(&parts.headers, None, identity(parts));
-    let origin = origin(proxy, passing, parts, attributes, isolates)?;
+    let origin = origin(proxy, row, parts, attributes, isolates)?;
     let pinned = origin.map(|origin| origin.worker);
     let made_in = pinned.and_then(|worker| pool_of(proxy, worker));
-    let served = made_in.map_or_else(|| pool(proxy, parts, body), Ok)?;
+    let served = made_in.map_or_else(|| model::served(proxy, parts, named(parts, body).as_deref()), Ok)?;
     let is_object = body.trim_ascii_start().starts_with(b"{");
     let (mut prompt_tokens, mut with_salt) = (0, None);
-    if passing.keeps() == Keeps::Prompt && (is_object || matches!(passing, Passing::Listed(_))) {
+    let keeps_prompt = row.map_or(is_object, |row| row.keeps == Keeps::Prompt);
+    if keeps_prompt {
         prompt_tokens = u32::try_from(body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
         if isolates {
             let theirs = cache_salt(body)?;
@@ -100,6 +75,7 @@ pub(super) fn route(
         charge,
         prompt: PromptKey(xxh3_64(body)),
         pinned,
+        repeats: row.map_or(Repeats::Unsent, |row| row.repeats),
     };
     Ok((routed, with_salt))
 }
@@ -108,17 +84,14 @@ pub(super) fn route(
 /// object may use it.
 fn origin(
     proxy: &Proxy,
-    passing: Passing,
+    row: Option<&EnginePath>,
     parts: &Parts,
     attributes: Attributes,
     isolates: bool,
 ) -> Result<Option<Origin>, ApiError> {
-    let Passing::Listed(passed) = passing else { return Ok(None) };
-    if passed.keeps != Keeps::Object {
-        return Ok(None);
-    }
-    let Some(id) = passed.object(parts.uri.path()) else {
-        return if isolates { Err(ApiError::NotIsolated(passed.pattern)) } else { Ok(None) };
+    let Some(row) = row.filter(|row| row.keeps == Keeps::Object) else { return Ok(None) };
+    let Some(id) = row.object(parts.uri.path()) else {
+        return if isolates { Err(ApiError::NotIsolated(row.path)) } else { Ok(None) };
     };
     object(proxy, id, attributes, isolates)
 }
@@ -147,39 +120,30 @@ fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
     named_pool(proxy, &model).ok()
 }
 
-/// The pool of the model that the request names: in its JSON body, its form, its query or a header. If it names none,
-/// the first pool by name.
-fn pool(proxy: &Proxy, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiError> {
-    let field = |name| parts.headers.get(name)?.to_str().ok().map(str::to_owned);
-    let named = in_json(body)
-        .or_else(|| in_form(field("content-type")?.as_str(), body))
-        .or_else(|| in_query(parts.uri.query()?))
-        .or_else(|| MODEL_HEADERS.into_iter().find_map(field));
-    if let Some(model) = named {
-        return named_pool(proxy, &model);
-    }
-    let table = proxy.fleet.snapshot();
-    match table.pools.iter().map(|pool| &pool.model).min() {
-        None => Err(no_endpoint(proxy, String::new())),
-        Some(first) => named_pool(proxy, first),
-    }
+/// The model that a request names in its JSON body, its form or its query.
+fn named<'a>(parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
+    let kind = || parts.headers.get(header::CONTENT_TYPE)?.to_str().ok();
+    in_json(body).or_else(|| in_form(kind()?, body)).or_else(|| in_query(parts.uri.query()?))
 }
 
-fn in_json(body: &[u8]) -> Option<String> {
+fn in_json(body: &[u8]) -> Option<Cow<'_, str>> {
     #[derive(serde::Deserialize)]
-    struct Named {
-        model: Option<String>,
+    struct Named<'a> {
+        #[serde(borrow)]
+        model: Option<Cow<'a, str>>,
     }
-    body.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice::<Named>(body).ok()?.model)?
+    body.trim_ascii_start()
+        .starts_with(b"{")
+        .then(|| serde_json::from_slice::<Named<'_>>(body).ok()?.model)?
 }
 
-fn in_query(query: &str) -> Option<String> {
+fn in_query(query: &str) -> Option<Cow<'_, str>> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
-    Some(percent_decode_str(value).decode_utf8_lossy().into_owned()).filter(|model| !model.is_empty())
+    Some(percent_decode_str(value).decode_utf8_lossy()).filter(|model| !model.is_empty())
 }
 
 /// The field `model` of a form (RFC 7578).
-fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
+fn in_form<'a>(content_type: &str, body: &'a [u8]) -> Option<Cow<'a, str>> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
@@ -200,7 +164,7 @@ fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
         let head = memmem::find(part, b"\r\n\r\n")?;
         let is_model = memmem::find(&part[..head], b"name=\"model\"").is_some();
         let value = part[head..].trim_ascii();
-        (is_model && value.len() <= MODEL_BYTES_MAX).then(|| String::from_utf8(value.to_vec()).ok())?
+        (is_model && value.len() <= MODEL_BYTES_MAX).then(|| str::from_utf8(value).ok().map(Cow::Borrowed))?
     })
 }
 

@@ -1,7 +1,9 @@
-//! The paths of the gateway's own API.
+//! The paths of the gateway's own API, and other names of paths.
 
-use http::Method;
 use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Method, Uri};
+use kvlane_wire::api::EnginePath;
 
 /// A path that the gateway answers itself.
 #[derive(Debug)]
@@ -28,15 +30,18 @@ pub enum Audience {
 const READ: &str = "GET, HEAD";
 
 /// All paths of the gateway's own API.
-pub const OWN_PATHS: [OwnPath; 20] = [
+pub const OWN_PATHS: [OwnPath; 23] = [
     own("/liveness", READ, Audience::Open),
     own("/health", READ, Audience::Open),
+    own("/ping", "GET, HEAD, POST", Audience::Open),
+    own("/health_generate", READ, Audience::Open),
     own("/readiness", READ, Audience::Open),
     own("/openapi.yaml", READ, Audience::Open),
     own("/", READ, Audience::Open),
     own("/dashboard", READ, Audience::Open),
     own("/dashboard.js", READ, Audience::Open),
     own("/dashboard.css", READ, Audience::Open),
+    own("/load", READ, Audience::Clients),
     own("/v1/models", READ, Audience::Clients),
     own("/v1/models/{model}", READ, Audience::Clients),
     own("/workers", "GET, HEAD, POST", Audience::Operators),
@@ -82,6 +87,33 @@ impl OwnPath {
     }
 }
 
+/// The row of an engine's path, and whether the path lacks the row's `/v1`. The gateway's own paths precede short names.
+pub(super) fn engine_path(path: &str) -> Option<(&'static EnginePath, bool)> {
+    EnginePath::of(path).filter(|(_, lacks_version)| !lacks_version || OwnPath::of(path).is_none())
+}
+
+/// The URI of a request by its path's first name: engines know a path of OpenAI's and Anthropic's APIs with `/v1`, and
+/// without a slash at its end. `None` if it is that already.
+pub(super) fn by_first_name(uri: &Uri) -> Option<Uri> {
+    let path = uri.path();
+    let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);
+    let is_models = |path: &str| path == "/models" || path.starts_with("/models/");
+    let lacks_version = match engine_path(path) {
+        Some((_, lacks_version)) => lacks_version,
+        None if is_models(short) => true,
+        None if short != path && OwnPath::of(short).is_some() => false,
+        None => return None,
+    };
+    if !lacks_version && short == path {
+        return None;
+    }
+    let version = if lacks_version { "/v1" } else { "" };
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = PathAndQuery::try_from(format!("{version}{short}{query}")).ok();
+    Uri::from_parts(parts).ok()
+}
+
 /// Whether the rest of a path is the name of a model or a worker, which may be percent-encoded.
 pub fn ends_in_a_name(path: &str) -> bool {
     OwnPath::of(path).is_some_and(|own| own.prefix().is_some())
@@ -91,4 +123,31 @@ pub fn ends_in_a_name(path: &str) -> bool {
 pub fn takes_body(parts: &Parts) -> bool {
     OwnPath::of(parts.uri.path()).is_some_and(OwnPath::is_for_operators)
         && matches!(parts.method, Method::POST | Method::PUT | Method::PATCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_one_first_name() {
+        for (uri, first) in [
+            ("/chat/completions?a=b/", Some("/v1/chat/completions?a=b/")),
+            ("/v1/chat/completions/", Some("/v1/chat/completions")),
+            ("http://h:1/responses/r_1/cancel/", Some("http://h:1/v1/responses/r_1/cancel")),
+            ("/models", Some("/v1/models")),
+            ("/models/org/m", Some("/v1/models/org/m")),
+            ("/v1/models/", Some("/v1/models")),
+            ("/health/", Some("/health")),
+            ("/v1/chat/completions", None),
+            ("/rerank", None),
+            ("/models/load", None),
+            ("/decisions", None),
+            ("/", None),
+            ("/unknown/", None),
+        ] {
+            let named = by_first_name(&Uri::from_static(uri)).map(|named| named.to_string());
+            assert_eq!(named.as_deref(), first, "{uri}");
+        }
+    }
 }

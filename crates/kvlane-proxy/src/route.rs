@@ -7,10 +7,9 @@ use http::request::Parts;
 use kvlane_core::block::ChainSeed;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
-use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::tokenize::Counted;
 use kvlane_http::connections::Connections;
-use kvlane_wire::api::Api;
+use kvlane_wire::api::{Api, Repeats};
 use kvlane_wire::disaggregation::{may_split, splits, strip_transfer_params};
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
@@ -18,10 +17,11 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::account::Account;
-use crate::admission::{admit, named_pool, no_endpoint};
+use crate::admission::admit;
 use crate::auth::identity;
 use crate::count::{Question, count};
 use crate::error::ApiError;
+use crate::model;
 use crate::passed;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
@@ -52,10 +52,7 @@ pub(super) async fn route(
     let isolates = proxy.settings().auth.isolate_tenants;
     let (served, attributes, seed, estimated, salt, (pinned, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
-            let served = match &parsed.model {
-                Some(model) => named_pool(proxy, model)?,
-                None => only_pool(proxy, api)?,
-            };
+            let served = model::served(proxy, parts, parsed.model.as_deref())?;
             // An alias of a model shares its blocks; an adapter does not.
             let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
             let reader = proxy.attribute_reader.load();
@@ -134,13 +131,26 @@ pub(super) async fn route(
         prompt,
         may_split,
         pinned,
+        repeats: Repeats::Yes,
     };
     Ok((routed, salted.or(stripped)))
 }
 
 /// Whether engines accept `cache_salt` in bodies of this API.
 fn takes_salt(api: Api) -> bool {
-    matches!(api, Api::ChatCompletions | Api::Completions | Api::Responses)
+    matches!(
+        api,
+        Api::ChatCompletions
+            | Api::Completions
+            | Api::Responses
+            | Api::Messages
+            | Api::TokensIn
+            | Api::Embeddings
+            | Api::Pooling
+            | Api::Rerank
+            | Api::Score
+            | Api::Invocations
+    )
 }
 
 /// The key under which encodings of prompts with this salt are cached.
@@ -163,17 +173,4 @@ fn rendered<T>(
         }
         done
     })
-}
-
-/// The engines' own APIs name no model; with one pool there is no choice.
-fn only_pool(proxy: &Proxy, api: Api) -> Result<Arc<Served>, ApiError> {
-    let engine_api =
-        matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
-    match &proxy.fleet.snapshot().pools[..] {
-        [] => Err(no_endpoint(proxy, String::new())),
-        [pool] if engine_api => named_pool(proxy, &pool.model),
-        _ => Err(ApiError::MissingField(
-            "`model` is missing: name one of those that GET /v1/models lists".into(),
-        )),
-    }
 }

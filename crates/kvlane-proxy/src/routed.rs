@@ -8,6 +8,7 @@ use kvlane_core::request::RequestKey;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::WorkerId;
+use kvlane_wire::api::Repeats;
 use tokio::time::Instant;
 
 use crate::attributes::Attributes;
@@ -35,4 +36,6 @@ pub struct Routed {
     pub(crate) may_split: bool,
     /// The worker that holds the object it refers to.
     pub pinned: Option<WorkerId>,
+    /// Whether it may be sent to another endpoint after it may have reached one.
+    pub(crate) repeats: Repeats,
 }

@@ -5,19 +5,20 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Response};
+use http::{Method, Response, header};
+use http_body::Body as _;
 use kvlane_http::connections::Connections;
-use kvlane_wire::path::allows;
+use kvlane_wire::api::path::allows;
 
 use crate::account::Account;
 use crate::body::Body;
+use crate::cors;
 use crate::error::ApiError;
 use crate::error_format::ErrorFormat;
-use crate::forward::{self, Wanted};
+use crate::forward;
 use crate::guard::{self, Purpose};
 use crate::memory::Held;
 use crate::own_api::{OwnApi, OwnRequest, Port};
-use crate::passed::Passing;
 use crate::paths;
 use crate::proxy::Proxy;
 use crate::read::{self, Source};
@@ -55,9 +56,13 @@ impl Service {
         head: Result<(), ApiError>,
         body: impl Source,
     ) -> Received {
+        if let (Port::Clients { .. }, Some(named)) = (self.port, paths::by_first_name(&parts.uri)) {
+            parts.uri = named;
+        }
         let path = parts.uri.path();
         let error_format = ErrorFormat::of(path);
         let purpose = head.and_then(|()| Purpose::of(&self.proxy, self.port, path));
+        let purpose = purpose.map(|purpose| purpose.asked_with(&parts.method, path));
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let counted = matches!(self.port, Port::Clients { .. });
         let account = Account::open(&self.proxy, api, error_format, &parts, counted);
@@ -94,6 +99,7 @@ impl Service {
             return Err(ApiError::WrongMethod { method, path: parts.uri.path().into(), allow });
         }
         let body = match purpose {
+            Purpose::Options(_) => Bytes::new(),
             Purpose::Own if !paths::takes_body(parts) => Bytes::new(),
             _ => read::body(&self.proxy, parts, body).await?,
         };
@@ -102,7 +108,14 @@ impl Service {
 
     /// The answer to a request.
     pub(crate) async fn respond(&self, received: Received) -> Response<Body> {
-        let Received { parts, error_format, account, read, held: _held } = received;
+        let Received { mut parts, error_format, account, read, held: _held } = received;
+        let is_head = parts.method == Method::HEAD;
+        if is_head && !matches!(read, Ok((Purpose::Own, _))) {
+            // Most engines take GET only.
+            parts.method = Method::GET;
+        }
+        let origin = matches!(self.port, Port::Clients { .. })
+            .then(|| cors::Asked::of(&self.proxy.settings(), &parts));
         let answered = match read {
             // Boxed, so that a connection whose request is still arriving takes little memory.
             Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
@@ -118,10 +131,18 @@ impl Service {
             }
         };
         account.set_status(response.status());
+        if is_head && let Body::Relay(relay) = response.body() {
+            let length = relay.size_hint().exact();
+            *response.body_mut() = Body::Whole(None);
+            response.headers_mut().extend(length.map(|length| (header::CONTENT_LENGTH, length.into())));
+        }
         if !matches!(response.body(), Body::Relay(_)) {
             account.settle();
         }
         account.mark(response.headers_mut());
+        if let Some(asked) = origin.flatten() {
+            asked.permit(&mut response);
+        }
         response
     }
 
@@ -132,21 +153,16 @@ impl Service {
         body: Bytes,
         account: &Arc<Account>,
     ) -> Result<Response<Body>, ApiError> {
-        let wanted = match purpose {
-            Purpose::Api(api) => Wanted::Api(api),
-            Purpose::Pass(passing) => Wanted::Passed(passing),
-            Purpose::Operate(_) => Wanted::Passed(Passing::Extra),
-            Purpose::Own => {
-                let answered = {
-                    let (port, shows_workers) =
-                        (self.port, guard::shows_workers(&self.proxy, self.port, parts));
-                    self.own.answer(OwnRequest { parts, body: &body, port, shows_workers }).await?
-                };
-                let path = || parts.uri.path().chars().take(200).collect();
-                return answered.ok_or_else(|| ApiError::UnknownPath(path()));
-            }
-        };
-        forward::forward(&self.proxy, &self.upstreams, wanted, parts, body, account).await
+        if let Purpose::Options(methods) = purpose {
+            return Ok(cors::methods(methods));
+        }
+        if matches!(purpose, Purpose::Own) {
+            let (port, shows_workers) = (self.port, guard::shows_workers(&self.proxy, self.port, parts));
+            let answered = self.own.answer(OwnRequest { parts, body: &body, port, shows_workers }).await?;
+            let path = || parts.uri.path().chars().take(200).collect();
+            return answered.ok_or_else(|| ApiError::UnknownPath(path()));
+        }
+        forward::forward(&self.proxy, &self.upstreams, purpose.row(), parts, body, account).await
     }
 }
 

@@ -19,7 +19,7 @@ use kvlane_fleet::worker::{Origin, Rank, Worker, WorkerId};
 use kvlane_http::connections::{Answer, Connections, ConnectionsConfig, UpstreamError};
 use kvlane_http::tls::{Tls, TlsConfig};
 use kvlane_http::upstream::{Upstream, UpstreamId};
-use kvlane_wire::api::Api;
+use kvlane_wire::api::{Api, Repeats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Duration, Instant};
@@ -87,6 +87,7 @@ impl World {
             prompt: PromptKey(1),
             may_split: false,
             pinned: None,
+            repeats: Repeats::Yes,
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits, grows without a bound or panics on bad input.
 //!
+//! - [`api`]: every path of the engines, with what routing needs to know of it.
 //! - [`openai`]: a request body to a parsed request and a rendered prompt.
 //! - [`disaggregation`]: a request's body to those of its two legs.
 //! - [`sse`]: a stream of server-sent events to token counts; [`resume`] continues it when its engine dies.
@@ -28,7 +29,6 @@ pub mod models;
 pub mod msgpack;
 pub mod openai;
 pub mod otlp;
-pub mod path;
 pub mod prometheus;
 pub mod protobuf;
 pub mod replica;

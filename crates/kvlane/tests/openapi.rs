@@ -9,7 +9,7 @@ use kvlane_proxy::error::ApiError;
 use kvlane_proxy::error_format::anthropic_type;
 use kvlane_proxy::paths::OWN_PATHS;
 use kvlane_proxy::relay::stream_error_codes;
-use kvlane_wire::api::Api;
+use kvlane_wire::api::{Audience, ENGINE_PATHS, document};
 use serde_json::Value;
 
 fn text(name: &str) -> String {
@@ -33,15 +33,70 @@ fn paths(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
     paths.iter().map(|(path, item)| (path.clone(), methods(item))).collect()
 }
 
+/// Paths that are described by hand, with their bodies.
+const BY_HAND: [&str; 14] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/rerank",
+    "/v1/rerank",
+    "/score",
+    "/v1/score",
+    "/tokenize",
+    "/v1/tokenize",
+    "/detokenize",
+    "/v1/detokenize",
+    "/generate",
+];
+
+/// What stands between two lines of a document, and the document with `new` there instead.
+fn between<'a>(text: &'a str, from: &str, to: &str, new: &str) -> (&'a str, String) {
+    let start = text.find(from).expect("where it begins") + from.len();
+    let end = start + text[start..].find(to).expect("where it ends");
+    (&text[start..end], format!("{}{new}{}", &text[..start], &text[end..]))
+}
+
+#[test]
+fn the_documents_of_paths_are_what_the_table_says() {
+    let writes = std::env::var_os("KVLANE_WRITE_APIS").is_some();
+    let markdown = |audience| format!("\n\n{}\n", document::markdown(audience));
+    for (name, from, to, new) in [
+        (
+            "docs/openapi.yaml",
+            "  # Written by KVLANE_WRITE_APIS=1 cargo test -p kvlane --test openapi.\n",
+            "  # End of what is written.",
+            document::openapi(&BY_HAND),
+        ),
+        ("docs/apis.md", "<!-- clients -->", "<!-- end of clients -->", markdown(Audience::Clients)),
+        ("docs/apis.md", "<!-- operators -->", "<!-- end of operators -->", markdown(Audience::Operators)),
+        ("docs/apis.md", "<!-- closed -->", "<!-- end of closed -->", markdown(Audience::Closed)),
+    ] {
+        let text = text(name);
+        let (written, mended) = between(&text, from, to, &new);
+        if writes {
+            fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name), mended)
+                .expect("it is written");
+        } else {
+            assert!(
+                written == new,
+                "{name} is out of date: KVLANE_WRITE_APIS=1 cargo test -p kvlane --test openapi"
+            );
+        }
+    }
+}
+
 /// Invariant: The OpenAPI document lists exactly the gateway's routes, methods and error codes.
 ///
 /// Also held by `every_error_code_and_type_of_the_code_is_in_the_document_and_no_other`.
 #[test]
 fn every_route_of_the_code_is_in_the_document_and_no_other() {
     let mut described = paths(&document());
-    for (path, _) in Api::PATHS {
-        let methods = described.remove(path).unwrap_or_else(|| panic!("docs/openapi.yaml lacks {path}"));
-        assert_eq!(methods, BTreeSet::from(["POST".to_owned()]), "{path}");
+    for row in ENGINE_PATHS.iter().filter(|row| row.audience == Audience::Clients) {
+        let path = row.path.replace("{}", "{id}");
+        let methods = described.remove(&path).unwrap_or_else(|| panic!("docs/openapi.yaml lacks {path}"));
+        assert_eq!(methods, row.methods.split(", ").map(str::to_owned).collect(), "{path}");
     }
     for own in &OWN_PATHS {
         let methods = described.remove(own.path);

@@ -26,7 +26,7 @@ use crate::forward::{excluded_for, rejected};
 use crate::guard::{Purpose, shows_workers};
 use crate::lease::Lease;
 use crate::own_api::OwnRequest;
-use crate::passed::{self, Passing};
+use crate::passed;
 use crate::placement_headers::is_ours;
 use crate::route::route;
 use crate::routed::Routed;
@@ -96,11 +96,13 @@ impl Picker {
         let (proxy, upstreams) = (&self.service.proxy, &self.service.upstreams);
         let rewritten = rewritten(parts, &body)?;
         let body = rewritten.clone().unwrap_or(body);
-        let (routed, salted) = match purpose {
-            Purpose::Api(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
-            Purpose::Pass(passing) => passed::route(proxy, passing, parts, &body, account, deadline)?,
-            Purpose::Operate(_) => passed::route(proxy, Passing::Extra, parts, &body, account, deadline)?,
-            Purpose::Own => return self.own(parts, &body).await.map(Verdict::Answer),
+        if matches!(purpose, Purpose::Own) {
+            return self.own(parts, &body).await.map(Verdict::Answer);
+        }
+        let api = purpose.api();
+        let (routed, salted) = match api {
+            Some(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
+            None => passed::route(proxy, purpose.row(), parts, &body, account, deadline)?,
         };
         // The data plane sends one request to one endpoint. A sidecar there can have the prompt computed by another.
         let has_sidecar = proxy.fleet.settings().disaggregation.connector == Some(Connector::LlmdSidecar);
@@ -124,7 +126,6 @@ impl Picker {
                 addresses.push(address);
             }
         }
-        let api = if let Purpose::Api(api) = purpose { Some(api) } else { None };
         let mut fields: Vec<Field> =
             sidecar::encoders(proxy, &routed.served.pool, api, &body).into_iter().collect();
         // Without its address, the decode worker computes the prompt.

@@ -79,7 +79,24 @@ pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Req
         Api::Completions | Api::Tokenize => completion(body, "prompt"),
         Api::Embeddings if body.some("messages").is_none() => completion(body, "input"),
         Api::Generate => generate(body),
-        Api::Embeddings | Api::Rerank | Api::Score | Api::Detokenize => Err(Unknown::Api(api.name())),
+        Api::TokensIn => completion(body, "token_ids"),
+        Api::Completion => completion(body, "prompt"),
+        Api::Embedding if body.some("content").is_some() => completion(body, "content"),
+        Api::Embedding => completion(body, "input"),
+        Api::Pooling if body.some("input").is_some() => completion(body, "input"),
+        Api::Pooling if body.some("messages").is_none() => generate(body),
+        Api::Invocations if body.some("messages").is_some() => {
+            chat::read(body, chat::Kind::Completion, reading)
+        }
+        Api::Invocations if body.some("prompt").is_some() => completion(body, "prompt"),
+        Api::Invocations if body.some("text").is_some() => generate(body),
+        Api::Embeddings
+        | Api::Pooling
+        | Api::Invocations
+        | Api::Rerank
+        | Api::Score
+        | Api::Infill
+        | Api::Detokenize => Err(Unknown::Api(api.name())),
     }
 }
 

@@ -1,106 +1,10 @@
-//! Request paths: rejects ambiguous paths, and lists those that are relayed to engines unparsed.
+//! Request paths: rejects ambiguous ones, and compares the others with patterns.
 //!
 //! A gateway matches bytes, while servers behind it resolve them: FastAPI decodes `%63`, others drop `;x`, merge `//`
-//! or resolve `..`. A path that a server may resolve to another one is rejected before it is matched. The paths relayed
-//! without parsing are a closed list, since an engine's administrative endpoints are also below `/v1`.
-
-use crate::api::Api;
+//! or resolve `..`. A path that a server may resolve to another one is rejected before it is matched.
 
 /// Longest accepted path, in bytes.
 pub const PATH_BYTES_MAX: usize = 1024;
-
-/// A client path that is relayed to an engine unchanged.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Passed {
-    /// The path; `{}` stands for one segment.
-    pub pattern: &'static str,
-    /// The accepted methods, in the format of `Allow`.
-    pub methods: &'static str,
-    /// What the engine stores for it.
-    pub keeps: Keeps,
-}
-
-/// State that an engine keeps after a request to a [`Passed`] path and that another tenant's request could access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeps {
-    /// No state that a request can address.
-    Nothing,
-    /// The prompt's blocks, if the body is a JSON object: a `cache_salt` separates tenants.
-    Prompt,
-    /// An object with an id (a file, a batch, a stored response), accessible to any client that knows the id.
-    Object,
-}
-
-/// Every path that is relayed unparsed: OpenAI's and Anthropic's APIs, and the inference endpoints that vLLM and SGLang
-/// add.
-pub const PASSED: &[Passed] = &[
-    passed("/v1/messages/count_tokens", "POST", Keeps::Nothing),
-    passed("/v1/moderations", "POST", Keeps::Prompt),
-    passed("/v1/classify", "POST", Keeps::Prompt),
-    passed("/classify", "POST", Keeps::Prompt),
-    passed("/v1/pooling", "POST", Keeps::Prompt),
-    passed("/pooling", "POST", Keeps::Prompt),
-    passed("/v2/rerank", "POST", Keeps::Prompt),
-    passed("/v1/audio/transcriptions", "POST", Keeps::Nothing),
-    passed("/v1/audio/translations", "POST", Keeps::Nothing),
-    passed("/v1/audio/speech", "POST", Keeps::Prompt),
-    passed("/v1/images/generations", "POST", Keeps::Prompt),
-    passed("/v1/images/edits", "POST", Keeps::Nothing),
-    passed("/v1/images/variations", "POST", Keeps::Nothing),
-    passed("/v1/responses/{}", "GET, DELETE", Keeps::Object),
-    passed("/v1/responses/{}/cancel", "POST", Keeps::Object),
-    passed("/v1/responses/{}/input_items", "GET", Keeps::Object),
-    passed("/v1/files", "GET, POST", Keeps::Object),
-    passed("/v1/files/{}", "GET, DELETE", Keeps::Object),
-    passed("/v1/files/{}/content", "GET", Keeps::Object),
-    passed("/v1/batches", "GET, POST", Keeps::Object),
-    passed("/v1/batches/{}", "GET", Keeps::Object),
-    passed("/v1/batches/{}/cancel", "POST", Keeps::Object),
-    passed("/v1/videos", "GET, POST", Keeps::Object),
-    passed("/v1/videos/{}", "GET, DELETE", Keeps::Object),
-    passed("/v1/videos/{}/content", "GET", Keeps::Object),
-];
-
-const fn passed(pattern: &'static str, methods: &'static str, keeps: Keeps) -> Passed {
-    Passed { pattern, methods, keeps }
-}
-
-/// The target of a client path that goes to an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// An API whose body is parsed.
-    Api(Api),
-    /// A path that is relayed unchanged.
-    Passed(&'static Passed),
-}
-
-// === impl Target ===
-
-impl Target {
-    /// The target at `path` (without query string), if there is one. The path must be [plain](is_plain).
-    pub fn of(path: &str) -> Option<Self> {
-        let passed = || PASSED.iter().find(|passed| matches(passed.pattern, path)).map(Self::Passed);
-        Api::from_path(path).map(Self::Api).or_else(passed)
-    }
-
-    /// The accepted methods, in the format of `Allow`.
-    pub const fn methods(self) -> &'static str {
-        match self {
-            Self::Api(_) => "POST",
-            Self::Passed(passed) => passed.methods,
-        }
-    }
-}
-
-// === impl Passed ===
-
-impl Passed {
-    /// The object id in `path`, if the pattern has one.
-    pub fn object<'a>(&self, path: &'a str) -> Option<&'a str> {
-        let at = self.pattern.split('/').position(|segment| segment == "{}")?;
-        path.split('/').nth(at)
-    }
-}
 
 /// Whether a list in the format of `Allow` contains `method`.
 pub fn allows(methods: &str, method: &str) -> bool {
@@ -125,7 +29,6 @@ pub fn matches(pattern: &str, path: &str) -> bool {
 pub fn is_plain(path: &str) -> bool {
     let Some(rest) = path.strip_prefix('/') else { return false };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,=:@".contains(&byte);
-    // A trailing slash makes another path, which no list contains.
     let named = |segment: &str| !matches!(segment, "" | "." | "..");
     path.len() <= PATH_BYTES_MAX
         && path.bytes().all(plain)
@@ -139,6 +42,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::api::{ENGINE_PATHS, EnginePath};
 
     #[test]
     fn a_path_that_two_servers_may_read_differently_is_not_plain() {
@@ -179,37 +83,6 @@ mod tests {
         assert!(matches("/v1/files/{}/content", "/v1/files/a/content"));
         for path in ["/v1/files", "/v1/files/", "/v1/files/a/b", "/v1/files/a/", "/v1/file/a"] {
             assert!(!matches("/v1/files/{}", path), "{path}");
-        }
-    }
-
-    #[test]
-    fn an_object_is_named_by_its_segment() {
-        let object = |path| match Target::of(path) {
-            Some(Target::Passed(passed)) => passed.object(path),
-            other => panic!("{path}: {other:?}"),
-        };
-        assert_eq!(object("/v1/responses/resp_1"), Some("resp_1"));
-        assert_eq!(object("/v1/files/f/content"), Some("f"));
-        assert_eq!(object("/v1/files"), None);
-    }
-
-    #[test]
-    fn what_is_parsed_is_not_also_passed_and_administration_is_neither() {
-        for passed in PASSED {
-            assert_eq!(Api::from_path(passed.pattern), None, "{}", passed.pattern);
-        }
-        for path in [
-            "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter",
-            "/v1/reset_prefix_cache",
-            "/reset_prefix_cache",
-            "/flush_cache",
-            "/v1/start_profile",
-            "/sleep",
-            "/invocations",
-            "/v1/anything",
-        ] {
-            assert_eq!(Target::of(path), None, "{path}");
         }
     }
 
@@ -288,11 +161,7 @@ mod tests {
     }
 
     fn paths() -> impl Strategy<Value = String> {
-        let known: Vec<&'static str> = PASSED
-            .iter()
-            .map(|passed| passed.pattern)
-            .chain(["/v1/chat/completions", "/v1/responses"])
-            .collect();
+        let known: Vec<&'static str> = ENGINE_PATHS.iter().map(|row| row.path).collect();
         let oddity = proptest::sample::select(vec![
             "%63", "%2f", "%2e%2e", "..", ".", "//", "/", ";x", "\\", "%00", "%25", "C", "\u{0}", "é", "?",
             "{}",
@@ -321,10 +190,11 @@ mod tests {
         /// Also held by `a_path_that_a_server_may_parse_differently_reaches_no_engine`.
         #[test]
         fn no_server_takes_a_relayed_path_for_another_target(path in paths()) {
-            if let Some(target) = Target::of(&path).filter(|_| is_plain(&path)) {
+            let row = |path: &str| EnginePath::of(path).map(|(row, _)| row.path);
+            if let Some(found) = row(&path).filter(|_| is_plain(&path)) {
                 for reading in readings(path.as_bytes()) {
-                    let read = std::str::from_utf8(&reading).ok().and_then(Target::of);
-                    prop_assert!(read.is_none_or(|read| read == target), "{path} may be read as {reading:?}");
+                    let read = std::str::from_utf8(&reading).ok().and_then(row);
+                    prop_assert!(read.is_none_or(|read| read == found), "{path} may be read as {reading:?}");
                 }
             }
         }

@@ -10,10 +10,13 @@
 //! OpenAI's `instructions` are rendered as a system message. Text parts are decoded; parts of other types, tools and
 //! calls are written compactly. Prompts given as token ids become four little-endian bytes each.
 
+mod fields;
+
 use std::borrow::Cow;
 
 use thiserror::Error;
 
+use self::fields::{Field, SHARED, prompt_fields};
 use crate::api::Api;
 use crate::disaggregation::refuse::may_forbid;
 use crate::disaggregation::reserved::is_reserved;
@@ -43,8 +46,8 @@ pub struct ParsedRequest<'a> {
     pub model: Option<Cow<'a, str>>,
     /// Whether the answer is to be streamed.
     pub stream: bool,
-    /// Limit of output tokens: `max_completion_tokens`, `max_output_tokens`, `max_tokens` or SGLang's
-    /// `sampling_params.max_new_tokens`. Negative values, which some engines read as no limit, are ignored.
+    /// Limit of output tokens: `max_completion_tokens`, `max_output_tokens`, `max_tokens`, llama.cpp's `n_predict`, or
+    /// `max_new_tokens` or `max_tokens` in `sampling_params` (SGLang, vLLM). Negative values, which some engines read as no limit, are ignored.
     pub output_tokens_max: Option<u32>,
     /// `cache_salt`: requests with different salts must not share cached prefixes (vLLM).
     pub cache_salt: Option<Cow<'a, str>>,
@@ -116,77 +119,6 @@ pub enum ParseError {
         /// The accepted types.
         expected: &'static str,
     },
-}
-
-/// The meaning of a top-level key. Where several keys give the same property, the higher number wins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
-    Model,
-    Stream,
-    OutputTokens(u8),
-    SamplingParams,
-    PreviousResponse,
-    CacheSalt,
-    Lora,
-    Session(u8),
-    SessionParams,
-    Metadata,
-    Tools,
-    System,
-    Messages,
-    Prompts,
-    Documents,
-}
-
-/// Keys with the same meaning in every API.
-const SHARED: [(&str, Field); 13] = [
-    ("model", Field::Model),
-    ("stream", Field::Stream),
-    ("max_tokens", Field::OutputTokens(1)),
-    ("max_completion_tokens", Field::OutputTokens(2)),
-    ("max_output_tokens", Field::OutputTokens(2)),
-    ("sampling_params", Field::SamplingParams),
-    ("cache_salt", Field::CacheSalt),
-    ("lora_path", Field::Lora),
-    ("session_id", Field::Session(4)),
-    ("session_params", Field::SessionParams),
-    ("prompt_cache_key", Field::Session(2)),
-    ("user", Field::Session(1)),
-    ("metadata", Field::Metadata),
-];
-
-/// Keys that hold the prompt; error messages name the first one.
-const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
-    match api {
-        Api::ChatCompletions => &[("messages", Field::Messages), ("tools", Field::Tools)],
-        Api::Completions => &[("prompt", Field::Prompts), ("prompt_embeds", Field::Documents)],
-        Api::Embeddings => &[("input", Field::Prompts), ("messages", Field::Messages)],
-        Api::Responses => &[
-            ("input", Field::Messages),
-            ("instructions", Field::System),
-            ("tools", Field::Tools),
-            ("previous_response_id", Field::PreviousResponse),
-        ],
-        Api::Messages => &[("messages", Field::Messages), ("system", Field::System), ("tools", Field::Tools)],
-        Api::Rerank => &[("query", Field::Prompts), ("documents", Field::Documents)],
-        Api::Score => &[
-            ("text_1", Field::Prompts),
-            ("text_2", Field::Documents),
-            ("queries", Field::Prompts),
-            ("documents", Field::Documents),
-            ("query", Field::Prompts),
-            ("items", Field::Documents),
-        ],
-        // vLLM accepts a prompt or messages, llama.cpp content.
-        Api::Tokenize => &[
-            ("prompt", Field::Prompts),
-            ("messages", Field::Messages),
-            ("tools", Field::Tools),
-            ("content", Field::Prompts),
-        ],
-        Api::Detokenize => &[("tokens", Field::Prompts)],
-        Api::Generate => &[("text", Field::Prompts), ("input_ids", Field::Prompts)],
-    }
 }
 
 /// Parses the body of a request to `api` and writes its rendered prompt to `prompt`, which is cleared first. The
@@ -281,7 +213,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
         }
     }
     reader.scanner.end()?;
-    if found { Ok(request) } else { Err(ParseError::Missing { field: own[0].0 }) }
+    if found || !api.needs_prompt() { Ok(request) } else { Err(ParseError::Missing { field: own[0].0 }) }
 }
 
 /// A body as text.
@@ -373,7 +305,9 @@ impl<'a> Reader<'a, '_> {
         let mut limit = None;
         let mut walk = self.scanner.object()?;
         while let Some(key) = walk.key(&mut self.scanner)? {
-            if key.decode() == "max_new_tokens" && self.scanner.peek()? == Kind::Number {
+            if matches!(&*key.decode(), "max_new_tokens" | "max_tokens")
+                && self.scanner.peek()? == Kind::Number
+            {
                 limit = self.limit("max_new_tokens")?;
             } else {
                 self.scanner.skip()?;
