@@ -41,20 +41,39 @@ const TRACES: [(&str, &[u8]); 3] = [
     ("azure-conversation", include_bytes!("../assets/azure-conversation.csv.gz")),
 ];
 
+/// Whether a built-in trace has this name.
+pub fn is_trace(name: &Path) -> bool {
+    trace(name).is_some()
+}
+
 /// The built-in trace of this name, as the contents of a file.
-pub fn trace(name: &Path) -> Option<&'static [u8]> {
+fn trace(name: &Path) -> Option<&'static [u8]> {
     TRACES.iter().find(|(known, _)| name == Path::new(known)).map(|(_, bytes)| *bytes)
 }
 
 /// Opens a trace: a built-in one by its name, any other as a file relative to `directory`.
 ///
 /// # Errors
-/// It cannot be read.
+/// It cannot be read; without such a file, the built-in traces are named.
 pub fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
+    open_with(path, directory, &Options::default())
+}
+
+/// Opens a trace as [`open`] does, with these options.
+///
+/// # Errors
+/// The same.
+pub fn open_with(path: &Path, directory: &Path, options: &Options) -> Result<Trace, TraceError> {
     if let Some(bytes) = trace(path) {
-        return format::read(bytes, &Options::default());
+        return format::read(bytes, options);
     }
-    format::open(&directory.join(path), &Options::default())
+    format::open(&directory.join(path), options).map_err(|error| match error {
+        TraceError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            let known = TRACES.iter().map(|(known, _)| *known);
+            TraceError::Absent { meant: suggest(&path.to_string_lossy(), known, "") }
+        }
+        other => other,
+    })
 }
 
 /// Why a scenario cannot be read.
@@ -107,4 +126,25 @@ pub fn list() -> String {
         _ = writeln!(out, "{name:20} {about}");
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_is_neither_a_file_nor_built_in_is_answered_with_the_names() {
+        let said = open(Path::new("mooncake"), Path::new("/nowhere")).expect_err("no such trace").to_string();
+        assert_eq!(
+            said,
+            "neither a file nor the name of a trace that comes with kvlane: use `mooncake-conversation`, \
+             `weka-agentic` or `azure-conversation`"
+        );
+        for (name, _) in TRACES {
+            assert!(
+                is_trace(Path::new(name))
+                    && !open(Path::new(name), Path::new("")).expect("readable").requests.is_empty()
+            );
+        }
+    }
 }

@@ -140,6 +140,12 @@ pub enum TraceError {
         /// The system's error.
         source: io::Error,
     },
+    /// There is no such file, and no trace of this name.
+    #[error("neither a file nor the name of a trace that comes with kvlane: {meant}")]
+    Absent {
+        /// Which names there are.
+        meant: String,
+    },
     /// Reading failed, or a gzip stream is damaged or cut short.
     #[error("cannot read trace after line {line}: {source}")]
     Read {

@@ -48,6 +48,22 @@ const LINES: &[(&str, &[&str])] = &[
     ("serve --verbose", &["--log-level debug"]),
     ("serve --retry-jitter-facto 1", &["similar", "--retry-jitter-factor"]),
     ("serve --fqdn gpu", &["--help"]),
+    // Traces that come with kvlane, by another name.
+    ("simulate --trace mooncake", &["trace mooncake: neither a file", "`mooncake-conversation`"]),
+    (
+        "replay http://127.0.0.1:1 --trace mooncake",
+        &["--trace", "mooncake: neither a file", "`weka-agentic`"],
+    ),
+    ("demo --trace mooncake", &["--trace mooncake: neither a file", "`azure-conversation`"]),
+    ("trace stats mooncake", &["mooncake: neither a file", "`mooncake-conversation`"]),
+    (
+        "trace import mooncake --out /nowhere/t.jsonl",
+        &["mooncake: neither a file", "`mooncake-conversation`"],
+    ),
+    (
+        "trace sample mooncake --sample-ratio 0.5 --out /nowhere/t.jsonl",
+        &["mooncake: neither a file", "`mooncake-conversation`"],
+    ),
 ];
 
 /// Settings: arguments of `check`, and the words of one line of the answer.

@@ -325,7 +325,11 @@ fn a_trace_that_cannot_be_read_is_named_with_its_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("bad.jsonl");
     let path = path.to_string_lossy();
-    fails(&["--trace", "/nowhere.jsonl"], FAILURE, &["/nowhere.jsonl", "No such file"]);
+    fails(
+        &["--trace", "/nowhere.jsonl"],
+        FAILURE,
+        &["/nowhere.jsonl", "neither a file", "`mooncake-conversation`"],
+    );
     std::fs::write(&*path, "{\"kvlane_trace\":1,\"block_tokens\":16}\n{\"t\":0,\"in\":\"x\",\"out\":1}\n")
         .expect("written");
     fails(&["--trace", &path], FAILURE, &[&path, "line 2"]);

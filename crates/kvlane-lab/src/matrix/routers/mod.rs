@@ -116,7 +116,8 @@ pub struct Ready(pub String);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// A trace of any format that `kvlane trace import` reads; relative to the matrix's file.
+    /// A trace of any format that `kvlane trace import` reads, relative to the matrix's file, or one that comes with kvlane:
+    /// `mooncake-conversation`, `weka-agentic` or `azure-conversation`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
     /// A generated workload, as in `kvlane trace generate`.

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use kvlane_core::policy::PolicyConfig;
 use kvlane_core::timing::TimingModel;
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::serve::Serving;
+use kvlane_lab::catalogue;
 use kvlane_lab::statistics::summary::{Percentiles, Summary};
 use kvlane_lab::{ReplayConfig, ReplayReport, replay};
 use kvlane_mock::{MockConfig, MockEngine};
@@ -53,7 +54,8 @@ pub(crate) struct DemoArgs {
     /// Factor by which trace and engines are sped up.
     #[arg(long, default_value_t = 40.0)]
     speed: f64,
-    /// A trace in any format that `kvlane trace import` reads, instead of the built-in one.
+    /// A trace instead of the demo's own: a file, in any format that `kvlane trace` reads, or one that comes with kvlane:
+    /// `mooncake-conversation`, `weka-agentic` or `azure-conversation`.
     #[arg(long)]
     trace: Option<PathBuf>,
     /// Number of engines.
@@ -129,7 +131,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     // The whole trace is compressed in time, so turns are sent at the trace's times without waiting for answers.
     let options = Options { open_loop: true, ..Options::default() };
     let trace = match &args.trace {
-        Some(path) => format::open(path, &options).with_context(|| format!("--trace {}", path.display()))?,
+        Some(path) => catalogue::open_with(path, Path::new(""), &options)
+            .with_context(|| format!("--trace {}", path.display()))?,
         None => format::read(SLICE, &options)?,
     };
     let trace = Arc::new(trace);

@@ -285,7 +285,7 @@ fn field(text: &str) -> Result<(String, Value)> {
 impl ReplayArgs {
     /// The requests to send, and the source of prompts.
     fn load(&self) -> Result<(Trace, Prompts)> {
-        let open = |path: &PathBuf| self.read.open_any(path, self.seed).context("--trace");
+        let open = |path: &PathBuf| self.read.open(path, self.seed).context("--trace");
         let mut trace = self.trace.as_ref().map(open).transpose()?;
         let prompts = match &self.prompts {
             Some(path) => {

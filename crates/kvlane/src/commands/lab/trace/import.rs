@@ -11,7 +11,8 @@ use super::{ReadArgs, save};
 /// Flags of the import.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ImportArgs {
-    /// The trace, plain or gzip; or a directory of `.json` files, one for each session.
+    /// The trace, plain or gzip; a directory of `.json` files, one for each session; or a trace that comes with kvlane:
+    /// `mooncake-conversation`, `weka-agentic` or `azure-conversation`.
     file: PathBuf,
     /// Output file; gzip if the name ends in `.gz`.
     #[arg(long, value_name = "FILE")]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use kvlane_lab::catalogue;
-use kvlane_trace::format::{self, Format, Jitter, Options, normal};
+use kvlane_trace::format::{Format, Jitter, Options, normal};
 use kvlane_trace::trace::Trace;
 
 mod generate;
@@ -74,18 +74,10 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
 // === impl ReadArgs ===
 
 impl ReadArgs {
-    /// Reads a trace; `seed` is the random seed.
+    /// Reads a trace: a built-in one by its name, any other as a file. `seed` is the random seed.
     pub(crate) fn open(&self, path: &Path, seed: u64) -> Result<Trace> {
         let options = self.options(seed)?;
-        format::open(path, &options).with_context(|| path.display().to_string())
-    }
-
-    /// Reads a trace: a built-in one by its name, any other as a file.
-    pub(crate) fn open_any(&self, path: &Path, seed: u64) -> Result<Trace> {
-        match catalogue::trace(path) {
-            Some(bytes) => Ok(format::read(bytes, &self.options(seed)?)?),
-            None => self.open(path, seed),
-        }
+        catalogue::open_with(path, Path::new(""), &options).with_context(|| path.display().to_string())
     }
 
     fn options(&self, seed: u64) -> Result<Options> {

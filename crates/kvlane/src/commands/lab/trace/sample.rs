@@ -16,7 +16,8 @@ use super::show::{Show, name};
 /// Flags of the sampler.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SampleArgs {
-    /// The trace, of any known format, plain or gzip.
+    /// The trace, of any known format, plain or gzip, or one that comes with kvlane: `mooncake-conversation`,
+    /// `weka-agentic` or `azure-conversation`.
     file: PathBuf,
     /// Sampling method: sessions, window, window+thin or session-closed-window; auto tries all of them and takes the
     /// closest to the original.

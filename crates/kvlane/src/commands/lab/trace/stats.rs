@@ -13,7 +13,8 @@ use super::show::{Show, name};
 /// Flags of the statistics.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StatsArgs {
-    /// The trace, of any known format, plain or gzip.
+    /// The trace, of any known format, plain or gzip, or one that comes with kvlane: `mooncake-conversation`,
+    /// `weka-agentic` or `azure-conversation`.
     file: PathBuf,
     /// Random seed, for values that the file lacks: jitter, and the starts of sessions.
     #[arg(long, default_value_t = 0)]
