@@ -150,7 +150,7 @@ fn plot(rows: &Path) -> Result<(), Failure> {
             lines.push(series(format!("over engines, {count} requests"), line));
         }
     }
-    let axis = |label: &str| Axis { label: label.to_owned(), log: true };
+    let axis = |label: &str| Axis::log(label);
     let title = "What a simulation costs".to_owned();
     let chart = Chart { title, x: axis("requests, or engines"), y: axis("CPU seconds"), series: lines };
     std::io::stdout().write_all(chart.to_svg().as_bytes())?;

@@ -128,6 +128,12 @@ impl Report {
 
 #[pymethods]
 impl Report {
+    /// What was found, in a sentence; `None` if there is nothing to compare.
+    #[getter]
+    fn verdict(&self) -> Option<String> {
+        self.0.verdict.clone()
+    }
+
     /// The report as one HTML file.
     fn to_html(&self) -> String {
         self.0.to_html()

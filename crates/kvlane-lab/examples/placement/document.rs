@@ -294,8 +294,8 @@ fn over_load(judged: &Judged, name: &str, cells: &[&CellResult]) -> Chart {
     };
     Chart {
         title: format!("{name}: mean time to the end (s)"),
-        x: Axis { label: "Load".to_owned(), log: false },
-        y: Axis { label: "s".to_owned(), log: true },
+        x: Axis::linear("Load"),
+        y: Axis::log("s"),
         series: top(judged, &cells).into_iter().map(series).collect(),
     }
 }

@@ -120,18 +120,20 @@ impl Report {
     /// For a browser.
     pub fn to_page(&self) -> Page {
         let text = |text: String| Part::Text(text);
-        let mut found = vec![text(self.verdict()), Part::Table(self.constants_table())];
+        let mut found = vec![Part::Table(self.constants_table())];
         found.extend(self.notes.iter().map(|note| text(format!("Note: {note}."))));
         let charts = vec![Part::Chart(self.prefill_chart()), Part::Chart(self.decode_chart())];
         let section = |heading: &str, parts| Section { heading: heading.into(), parts };
         Page {
             title: format!("Calibration of {}", self.timing.timing.name()),
+            verdict: Some(self.verdict()),
             intro: self.subject(),
             sections: vec![
                 section("Constants", found),
                 section("Measured and modelled", charts),
                 section("All measurements", vec![Part::Table(self.points_table())]),
             ],
+            ..Page::default()
         }
     }
 
@@ -270,7 +272,7 @@ impl Report {
             add("measured", Mark::Dots, &|row| measured(row, false));
             add("measured, not fitted", Mark::Dots, &|row| measured(row, true));
         }
-        let axis = |label: &str| Axis { label: label.into(), log: true };
+        let axis = |label: &str| Axis::log(label);
         Chart { title: title.into(), x: axis(x), y: axis(y), series }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use super::html::escape;
 use super::plot::{Plot, colour};
-use super::{BarChart, Table, number};
+use super::{BarChart, Table, number, setting};
+use crate::statistics::ci::Interval;
 
 const WIDTH: f64 = 560.0;
 const TOP: f64 = 8.0;
@@ -27,7 +28,11 @@ pub(super) fn plot(chart: &BarChart) -> Plot {
     let names: Vec<String> = chart.bars.iter().map(|bar| short(&bar.name)).collect();
     let left = 6.6 * names.iter().map(|name| name.chars().count()).max().unwrap_or(0) as f64 + 12.0;
     let total = |values: &[f64]| values.iter().filter(|value| value.is_finite()).sum::<f64>();
-    let ends = chart.bars.iter().flat_map(|bar| [Some(total(&bar.values)), bar.bound]).flatten();
+    let ends = chart
+        .bars
+        .iter()
+        .flat_map(|bar| [Some(total(&bar.values)), bar.bound, bar.interval.map(|interval| interval.high)])
+        .flatten();
     let high = ends.filter(|end| end.is_finite()).fold(0.0, f64::max);
     let high = if high > 0.0 { high } else { 1.0 };
     let pixels = (WIDTH - RIGHT - left) / high;
@@ -42,7 +47,7 @@ pub(super) fn plot(chart: &BarChart) -> Plot {
             "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{bottom:.1}\"/>\
              <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             bottom + 15.0,
-            number(value)
+            setting(value)
         );
     }
     let _ = writeln!(
@@ -89,6 +94,16 @@ pub(super) fn plot(chart: &BarChart) -> Plot {
             );
             end = end.max(bound);
         }
+        if let Some(Interval { low, high }) = bar.interval.filter(|interval| interval.high.is_finite()) {
+            let [from, to] = [low, high].map(|value| left + value.max(0.0) * pixels);
+            let middle = y + THICK / 2.0;
+            let top = middle - 3.0;
+            let _ = writeln!(
+                marks,
+                "<path class=\"whisker\" d=\"M{from:.1} {middle:.1}H{to:.1}M{from:.1} {top:.1}v6M{to:.1} {top:.1}v6\"/>"
+            );
+            end = end.max(high);
+        }
         let _ = writeln!(
             marks,
             "<text x=\"{:.1}\" y=\"{:.1}\">{}</text></g>",
@@ -99,8 +114,12 @@ pub(super) fn plot(chart: &BarChart) -> Plot {
     }
     let mut columns = vec![String::new()];
     columns.extend(chart.pieces.iter().cloned());
-    if chart.bars.iter().any(|bar| bar.bound.is_some()) {
+    let bounded = chart.bars.iter().any(|bar| bar.bound.is_some());
+    if bounded {
         columns.push(chart.bound.clone());
+    }
+    if chart.bars.iter().any(|bar| bar.interval.is_some()) {
+        columns.push("interval".to_owned());
     }
     let row = |bar: &super::Bar| {
         let mut cells = vec![bar.name.clone()];
@@ -111,7 +130,11 @@ pub(super) fn plot(chart: &BarChart) -> Plot {
                 .enumerate()
                 .map(|(n, _)| bar.values.get(n).map_or("-".into(), |v| number(*v))),
         );
-        cells.extend(bar.bound.map(number));
+        if bounded {
+            cells.push(bar.bound.map_or_else(String::new, number));
+        }
+        let interval = |Interval { low, high }: Interval| format!("{} to {}", number(low), number(high));
+        cells.extend(bar.interval.map(interval));
         cells
     };
     Plot {
@@ -133,7 +156,8 @@ mod tests {
 
     #[test]
     fn pieces_follow_one_another_and_the_bound_is_a_line() {
-        let bar = |values: &[f64], bound| Bar { name: "a".into(), values: values.to_vec(), bound };
+        let bar =
+            |values: &[f64], bound| Bar { name: "a".into(), values: values.to_vec(), bound, interval: None };
         let chart = BarChart {
             title: "t".into(),
             unit: "ms".into(),
@@ -153,5 +177,18 @@ mod tests {
         assert_eq!(plot.marks.matches("class=\"bound\"").count(), 1);
         assert!(!plot.marks.contains("NaN"));
         assert_eq!(plot.figures.rows[0], ["a", "1", "3", "8"]);
+    }
+
+    #[test]
+    fn an_interval_is_a_line_within_the_drawing() {
+        let interval = Some(Interval { low: 1.0, high: 30.0 });
+        let bars = vec![Bar { name: "a".into(), values: vec![2.0], interval, ..Bar::default() }];
+        let plot = plot(&BarChart { pieces: vec!["s".into()], bars, ..BarChart::default() });
+        let path = plot.marks.split("class=\"whisker\" d=\"M").nth(1).expect("an interval");
+        let (_, high) = path.split_once('H').expect("a horizontal line");
+        let high: f64 = high.split('M').next().expect("its end").parse().expect("a number");
+        assert!(high <= WIDTH - RIGHT + 0.1, "{high}");
+        assert_eq!(plot.figures.rows[0], ["a", "2", "1 to 30"]);
+        assert_eq!(plot.figures.columns, ["", "s", "interval"]);
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use super::html::escape;
 use super::plot::{Plot, colour};
-use super::{Axis, Chart, Mark, Series, Table, number};
+use super::{Axis, Chart, Mark, Series, Table, number, setting};
 
 /// The drawing, and its margins around the plot: above it the label of the vertical axis, below it ticks and label of
 /// the horizontal one.
@@ -166,13 +166,31 @@ impl Scale {
         distinct.sort_unstable_by(f64::total_cmp);
         distinct.dedup();
         if only_bars && distinct.len() <= GROUPS_MAX {
-            scale.ticks = distinct.iter().map(|&x| (x, number(x))).collect();
+            scale.ticks = distinct.iter().map(|&x| (x, setting(x))).collect();
             scale.groups = distinct;
         } else if chart.series.iter().any(|series| series.mark == Mark::Bars) && !scale.log {
             let margin = 0.5 * gap(&distinct);
             (scale.low, scale.high) = (scale.low.min(distinct[0] - margin), scale.high + margin);
         }
+        if scale.groups.is_empty() && !chart.x.ticks.is_empty() {
+            scale.ticks = scale.ticks_at(&chart.x.ticks);
+        }
         scale
+    }
+
+    /// Ticks at these values, in order. A label that would touch the one before it is left out.
+    fn ticks_at(&self, values: &[f64]) -> Vec<(f64, String)> {
+        let mut free = f64::NEG_INFINITY;
+        let tick = |&value: &f64| {
+            let (at, label) = (self.at(value)?, setting(value));
+            let half = label.chars().count() as f64 * DIGIT / 2.0;
+            let fits = at - half >= free;
+            if fits {
+                free = at + half + DIGIT;
+            }
+            Some((value, if fits { label } else { String::new() }))
+        };
+        values.iter().filter_map(tick).collect()
     }
 
     /// A scale over `values`. It begins at zero if they all are above it and the smallest is less than `near` of the
@@ -199,7 +217,9 @@ impl Scale {
             let size = low.abs().max(high.abs());
             if high - low <= size * 1e-9 {
                 let margin = if size == 0.0 { 1.0 } else { size * 0.1 };
-                (low, high) = (low - margin, high + margin);
+                // What is never negative, such as a number of failures, has no axis below zero.
+                let least = if low >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
+                (low, high) = ((low - margin).max(least), high + margin);
             }
             ticks = linear_ticks(low, high, round_step((high - low) / spaces));
         }
@@ -332,11 +352,20 @@ fn frame(chart: &Chart, x: &Scale, y: &Scale, out: &mut String) {
          <text x=\"0\" y=\"11\">{}</text>\n<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
         x.from,
         x.to,
-        escape(&chart.y.label),
+        escape(&told(&chart.y.label, y)),
         (x.from + x.to) / 2.0,
         HEIGHT - 6.0,
-        escape(&chart.x.label)
+        escape(&told(&chart.x.label, x))
     );
+}
+
+/// What an axis is called: its label, and that it is logarithmic.
+fn told(label: &str, scale: &Scale) -> String {
+    match (scale.log && scale.groups.is_empty(), label.is_empty()) {
+        (false, _) => label.to_owned(),
+        (true, true) => "log scale".to_owned(),
+        (true, false) => format!("{label}, log scale"),
+    }
 }
 
 /// Which points of a line to draw: all, or the extremes of its pieces.
@@ -508,7 +537,7 @@ mod tests {
     }
 
     fn scale(values: &[f64], log: bool, spaces: f64) -> Scale {
-        Scale::over(values.iter().copied(), &Axis { label: String::new(), log }, false, 0.1, spaces)
+        Scale::over(values.iter().copied(), &Axis { log, ..Axis::default() }, false, 0.1, spaces)
     }
 
     #[test]
@@ -542,6 +571,45 @@ mod tests {
             let scale = Scale { to: 100.0, ..scale(&[value], log, 5.0) };
             assert!(scale.ticks.len() >= 2, "{value}");
             assert!((0.0..=100.0).contains(&scale.at(value).unwrap()), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_never_negative_has_no_axis_below_zero() {
+        for values in [&[0.0, 0.0][..], &[0.2], &[0.0, 0.5]] {
+            assert!(scale(values, false, 5.0).low >= 0.0, "{values:?}");
+            let points = values.iter().enumerate().map(|(x, &y)| (x as f64, y)).collect();
+            let series = vec![Series { points, ..Series::default() }];
+            assert!(Scale::vertical(&Chart { series, ..Chart::default() }).low >= 0.0, "{values:?}");
+        }
+    }
+
+    /// A line over loads with these ticks.
+    fn over(ticks: &[f64], log: bool) -> Chart {
+        let points = ticks.iter().map(|&x| (x, 10.0 * x)).collect();
+        Chart {
+            x: Axis { ticks: ticks.to_vec(), ..Axis::linear("Load") },
+            y: Axis { log, ..Axis::linear("s") },
+            series: vec![Series { points, ..Series::default() }],
+            ..Chart::default()
+        }
+    }
+
+    #[test]
+    fn ticks_stand_at_the_loads_that_were_run_and_labels_do_not_touch() {
+        let scale = Scale::horizontal(&over(&[0.3, 0.5, 1.0, 2.5], false), 40.0);
+        assert_eq!(labels(&scale.ticks), ["0.3", "0.5", "1", "2.5"]);
+        let scale = Scale::horizontal(&over(&[1.0, 1.01, 9.0], false), 40.0);
+        assert_eq!(labels(&scale.ticks), ["1", "", "9"]);
+    }
+
+    #[test]
+    fn a_logarithmic_axis_is_called_so() {
+        for (log, count) in [(true, 1), (false, 0)] {
+            let mut out = String::new();
+            drawing(&over(&[1.0, 2.0], log), &mut out);
+            assert_eq!(out.matches(">s, log scale</text>").count(), count, "{out}");
+            assert!(out.contains(">Load</text>"));
         }
     }
 

@@ -27,7 +27,9 @@ pub(super) fn page(page: &Page) -> String {
     for (place, section) in page.sections.iter().enumerate() {
         let _ = write!(out, "<a href=\"#s{place}\">{}</a>", escape(&section.heading));
     }
-    let _ = write!(out, "</nav></div></div>\n<main id=\"main\">\n<h1>{title}</h1>\n<div class=\"intro\">\n");
+    let _ = write!(out, "</nav></div></div>\n<main id=\"main\">\n<h1>{title}</h1>\n");
+    opening(page, &mut out);
+    out.push_str("<div class=\"intro\">\n");
     paragraphs(&page.intro, &mut out);
     out.push_str("</div>\n");
     let mut taken = Vec::new();
@@ -67,6 +69,23 @@ pub(super) fn file_name(title: &str) -> String {
         .collect();
     let name = plain.split_whitespace().collect::<Vec<_>>().join("-");
     if name.is_empty() { "plot".into() } else { name }
+}
+
+/// What was found, by which command, and of which trace.
+fn opening(page: &Page, out: &mut String) {
+    if let Some(verdict) = &page.verdict {
+        out.extend(["<p class=\"verdict\">", &escape(verdict), "</p>\n"]);
+    }
+    let facts = [("Command", &page.command, "code"), ("Trace", &page.trace, "span")];
+    let mut known = facts.iter().filter_map(|(name, fact, tag)| Some((name, fact.as_ref()?, tag))).peekable();
+    if known.peek().is_none() {
+        return;
+    }
+    out.push_str("<dl class=\"facts\">\n");
+    for (name, fact, tag) in known {
+        let _ = writeln!(out, "<dt>{name}</dt><dd><{tag}>{}</{tag}></dd>", escape(fact));
+    }
+    out.push_str("</dl>\n");
 }
 
 fn section(section: &Section, place: usize, taken: &mut Vec<String>, out: &mut String) {
@@ -161,15 +180,26 @@ mod tests {
     fn text_cannot_become_markup() {
         let evil = "<b a='1' c=\"2\">&".to_string();
         let series = Series { name: evil.clone(), points: vec![(1.0, 2.0)], band: vec![], mark: Mark::Dots };
-        let axis = Axis { label: evil.clone(), log: false };
+        let axis = Axis::linear(evil.clone());
         let chart =
             Chart { title: evil.clone(), x: axis.clone(), y: axis, series: vec![series.clone(), series] };
         let table = Table { columns: vec![evil.clone()], rows: vec![vec![evil.clone()]] };
         let parts = vec![Part::Text(evil.clone()), Part::Table(table), Part::Chart(chart)];
         let sections = vec![Section { heading: evil.clone(), parts }];
-        let html = page(&Page { title: evil.clone(), intro: evil, sections });
+        let [verdict, command, trace] = [(); 3].map(|()| Some(evil.clone()));
+        let html = page(&Page { title: evil.clone(), verdict, command, trace, intro: evil, sections });
         assert!(!html.contains("<b "), "{html}");
-        assert!(html.matches("&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;").count() >= 11);
+        assert!(html.matches("&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;").count() >= 14);
+    }
+
+    #[test]
+    fn a_page_opens_with_its_verdict_its_command_and_its_trace() {
+        let [verdict, command, trace] =
+            ["b is sooner.", "kvlane report", "t.jsonl"].map(|text| Some(text.into()));
+        let html = page(&Page { verdict, command, trace, intro: "Then this.".into(), ..Page::default() });
+        let at = |text: &str| html.find(text).unwrap_or_else(|| panic!("no {text}: {html}"));
+        assert!(at("b is sooner.") < at("kvlane report</code>") && at("t.jsonl") < at("Then this."));
+        assert!(!page(&Page::default()).contains("class=\"facts\""));
     }
 
     #[test]

@@ -11,13 +11,21 @@ mod html;
 mod plot;
 mod runs;
 
-pub use runs::{Loads, Point, Report, Run};
+pub use runs::{Loads, Point, Report, Run, workload};
+
+use crate::statistics::ci::Interval;
 
 /// A report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
     /// Its title.
     pub title: String,
+    /// What was found, in a sentence with its interval; if there is something to compare.
+    pub verdict: Option<String>,
+    /// The command that made it, if one did.
+    pub command: Option<String>,
+    /// What was sent, if anything was.
+    pub trace: Option<String>,
     /// Description of the measurement. Blank lines separate paragraphs.
     pub intro: String,
     /// The parts under their headings.
@@ -97,6 +105,8 @@ pub struct Bar {
     pub name: String,
     /// The lengths of its pieces.
     pub values: Vec<f64>,
+    /// What its whole length may be: its confidence interval.
+    pub interval: Option<Interval>,
     /// What it could at most be, drawn as a line across.
     pub bound: Option<f64>,
 }
@@ -143,13 +153,15 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
-/// An axis; its range and ticks follow from the points.
+/// An axis; its range follows from the points.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
     /// Quantity and unit, as in `TTFT (s)`.
     pub label: String,
-    /// Logarithmic. Points at or below zero are then left out.
+    /// Logarithmic, which the drawing says. Points at or below zero are then left out.
     pub log: bool,
+    /// Where a horizontal axis has its ticks, such as at the loads that were run; at round numbers if empty.
+    pub ticks: Vec<f64>,
 }
 
 /// One thing over another.
@@ -206,6 +218,20 @@ impl Part {
             Self::Heat(map) => Some(heat::plot(map)),
             Self::Text(_) | Self::Table(_) | Self::Tiles(_) => None,
         }
+    }
+}
+
+// === impl Axis ===
+
+impl Axis {
+    /// A linear axis.
+    pub fn linear(label: impl Into<String>) -> Self {
+        Self { label: label.into(), ..Self::default() }
+    }
+
+    /// A logarithmic one.
+    pub fn log(label: impl Into<String>) -> Self {
+        Self { log: true, ..Self::linear(label) }
     }
 }
 
@@ -273,6 +299,12 @@ pub fn number(value: f64) -> String {
     out
 }
 
+/// A value that was set, such as a load, with its digits as they were written, up to four decimals.
+pub(crate) fn setting(value: f64) -> String {
+    let rounded = (value * 1e4).round() / 1e4;
+    if value.fract() == 0.0 || rounded == 0.0 { number(value) } else { rounded.to_string() }
+}
+
 /// A share between 0 and 1 as a cell of a table, in percent. `-` for what is no number.
 pub fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.1} %", share * 100.0) } else { "-".into() }
@@ -312,6 +344,10 @@ mod tests {
         for (value, text) in expect {
             assert_eq!(number(value), text);
         }
+        assert_eq!(
+            [setting(0.3), setting(52.16), setting(1000.0), setting(0.1 + 0.2)],
+            ["0.3", "52.16", "1,000", "0.3"]
+        );
         assert_eq!((percent(0.3659), percent(f64::NAN)), ("36.6 %".into(), "-".into()));
     }
 
@@ -323,7 +359,7 @@ mod tests {
             (x_log, y_log, banded) in any::<(bool, bool, bool)>(),
         ) {
             let band = if banded { points.iter().map(|&(x, y)| (y.min(x), y.max(x))).collect() } else { vec![] };
-            let axis = |log| Axis { label: "x".into(), log };
+            let axis = |log| Axis { log, ..Axis::linear("x") };
             let series = vec![Series { name: "a".into(), points, band, mark }; 2];
             let chart = Chart { title: "t".into(), x: axis(x_log), y: axis(y_log), series };
             let file = chart.to_svg();

@@ -148,7 +148,9 @@ fn limit(sorted: &[f64], figure: Figure) -> Interval {
             let mean = sorted.iter().sum::<f64>() / count;
             let squares: f64 = sorted.iter().map(|sample| (sample - mean) * (sample - mean)).sum();
             let half = NORMAL * (squares / count / count).sqrt();
-            Interval { low: mean - half, high: mean + half }
+            // As every draw does, the interval lies within the samples.
+            let (least, most) = (sorted[0], sorted[sorted.len() - 1]);
+            Interval { low: (mean - half).max(least), high: (mean + half).min(most) }
         }
         Figure::Percentile(percent) => {
             let share = f64::from(percent.min(100)) / 100.0;
@@ -205,6 +207,14 @@ mod tests {
             assert!((drawn.low - limit.low).abs() < width / 8.0, "{figure:?}: {drawn:?} {limit:?}");
             assert!((drawn.high - limit.high).abs() < width / 8.0, "{figure:?}: {drawn:?} {limit:?}");
         }
+    }
+
+    #[test]
+    fn the_limit_of_a_rare_failure_is_not_below_none() {
+        let mut failures = vec![0.0; SAMPLES_MAX + 1];
+        failures[7] = 1.0;
+        let interval = of_requests(&failures, Figure::Mean, 1).unwrap();
+        assert!(interval.low == 0.0 && interval.high > 0.0, "{interval:?}");
     }
 
     #[test]

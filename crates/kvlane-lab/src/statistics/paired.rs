@@ -43,6 +43,35 @@ pub struct Paired {
     pub mean_ratio: Estimate,
 }
 
+/// Share of the requests with one id that must be alike for two runs to have sent the same requests.
+const ALIKE_MIN: f64 = 0.9;
+/// Difference of a prompt's length that chat templates and tokenizers explain: tokens, and a share of the longer one.
+const LENGTH_TOKENS: u32 = 128;
+const LENGTH_SHARE: f64 = 0.25;
+
+/// Whether two runs sent the same requests under the same ids, as far as records show it: conversation, predecessor and
+/// the length of the prompt.
+pub fn same_requests(before: &[Record], after: &[Record]) -> bool {
+    let by_id: BTreeMap<u64, &Record> = before.iter().map(|record| (record.id, record)).collect();
+    let both = after.iter().filter_map(|record| Some((*by_id.get(&record.id)?, record)));
+    let (mut count, mut same) = (0.0, 0.0);
+    for (before, after) in both {
+        count += 1.0;
+        same += f64::from(u8::from(alike(before, after)));
+    }
+    count > 0.0 && same >= ALIKE_MIN * count
+}
+
+/// Whether two records may be of one request. A field that one of them lacks says nothing.
+fn alike(before: &Record, after: &Record) -> bool {
+    let longer = before.prompt_tokens.max(after.prompt_tokens);
+    let apart = before.prompt_tokens.abs_diff(after.prompt_tokens);
+    let length = apart <= LENGTH_TOKENS || f64::from(apart) <= LENGTH_SHARE * f64::from(longer);
+    let session = before.session.zip(after.session).is_none_or(|(before, after)| before == after);
+    let base = before.base.zip(after.base).is_none_or(|(before, after)| before == after);
+    length && session && base
+}
+
 // === impl Matched ===
 
 impl Matched {
@@ -144,6 +173,28 @@ mod tests {
     fn requests_are_matched_by_their_ids_not_by_their_order() {
         let matched = ttft(&[answer(1, 1.0), answer(2, 2.0)], &[answer(2, 20.0), answer(1, 10.0)]);
         assert_eq!(matched.pairs, [(1.0, 10.0), (2.0, 20.0)]);
+    }
+
+    #[test]
+    fn requests_are_the_same_if_conversation_and_length_are_whatever_the_chat_template_adds() {
+        let run = |tokens: u32, sessions: u32| -> Vec<Record> {
+            let record = |id: u32| Record {
+                prompt_tokens: tokens + 500 * id,
+                session: Some(id % sessions),
+                ..answer(id.into(), 1.0)
+            };
+            (0..40).map(record).collect()
+        };
+        assert!(same_requests(&run(1000, 7), &run(1090, 7)));
+        assert!(!same_requests(&run(1000, 7), &run(1000, 5)), "other conversations");
+        let reversed: Vec<Record> = run(1000, 40)
+            .into_iter()
+            .map(|record| Record { id: 39 - record.id, session: None, ..record })
+            .collect();
+        assert!(!same_requests(&run(1000, 40), &reversed), "other lengths");
+        let later: Vec<Record> =
+            run(1000, 7).into_iter().map(|record| Record { id: record.id + 100, ..record }).collect();
+        assert!(!same_requests(&run(1000, 7), &later), "no id in common");
     }
 
     #[test]

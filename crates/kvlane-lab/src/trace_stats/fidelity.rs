@@ -142,7 +142,13 @@ impl Fidelity {
             },
             Section { heading: "Methods".into(), parts: vec![Part::Table(self.tried_table())] },
         ];
-        Page { title: format!("Sample of {name}"), intro, sections }
+        Page {
+            title: format!("Sample of {name}"),
+            trace: Some(name.to_owned()),
+            intro,
+            sections,
+            ..Page::default()
+        }
     }
 
     fn table(&self) -> Table {
@@ -233,7 +239,7 @@ impl Fidelity {
     }
 
     fn charts(&self) -> impl Iterator<Item = Chart> {
-        let axis = |label: &str, log| Axis { label: label.into(), log };
+        let axis = |label: &str, log| Axis { log, ..Axis::linear(label) };
         let series = |name: &str, points, mark| Series { name: name.into(), points, band: Vec::new(), mark };
         let capacities = || self.original.cache.lru.iter().map(|point| point.capacity_tokens as f64);
         let curve = |stats: &TraceStats| {

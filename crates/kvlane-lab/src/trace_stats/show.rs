@@ -37,7 +37,13 @@ impl TraceStats {
         for note in &self.notes {
             intro.extend(["\n\n", note]);
         }
-        Page { title: format!("Trace {name}"), intro, sections }
+        Page {
+            title: format!("Trace {name}"),
+            trace: Some(name.to_owned()),
+            intro,
+            sections,
+            ..Page::default()
+        }
     }
 
     fn tables(&self) -> Vec<(&'static str, Table)> {
@@ -143,7 +149,7 @@ impl TraceStats {
     }
 
     fn charts(&self, heading: &str) -> Vec<Chart> {
-        let axis = |label: &str, log| Axis { label: label.into(), log };
+        let axis = |label: &str, log| Axis { log, ..Axis::linear(label) };
         let series = |name: &str, points, mark| Series { name: name.into(), points, band: Vec::new(), mark };
         let distribution = |title: &str, x: &str, spreads: &[(&str, &Option<Spread>)]| {
             let drawn = spreads.iter().filter_map(|(name, spread)| Some((name, spread.as_ref()?)));

@@ -67,6 +67,8 @@ class Report:
 
     def __init__(self, native: NativeReport) -> None:
         self.native = native
+        self.verdict: str | None = native.verdict
+        """What was found, in a sentence with its 95 % interval; None if there is nothing to compare."""
 
     def to_html(self) -> str:
         """The report as one HTML file that needs nothing else."""

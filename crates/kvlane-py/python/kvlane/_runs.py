@@ -137,8 +137,8 @@ def read_records(path: AnyPath) -> Records:
 def report(runs: AnyRecords | Sequence[AnyRecords] | Mapping[str, AnyRecords], *, title: str | None = None) -> Report:
     """A report of recorded runs: `kvlane report`.
 
-    Runs are records or their files; a mapping gives them names. The others are compared with the first, request by
-    request.
+    Runs are records or their files; a mapping gives them names. The others are compared with the first: request by
+    request if both sent the same.
     """
     if isinstance(runs, Records | str | PathLike):
         runs = [runs]

@@ -59,7 +59,12 @@ fn policies_are_compared_and_a_router_that_does_not_start_costs_the_others_nothi
     }
     let cached = |router: &str| cell(router)["figures"]["cached_share"]["value"].as_f64().expect("a share");
     assert!(cached("kvlane") > 0.3 && cached("turns") > 0.1, "{} {}", cached("kvlane"), cached("turns"));
+    let verdict = report["verdict"].as_str().expect("a verdict");
+    assert!(verdict.contains("turns") && verdict.contains(" the same load"), "{verdict}");
+    assert!(said.contains(verdict), "{said}");
     let page = std::fs::read_to_string(dir.path().join("report.html")).expect("a report");
+    assert!(page.contains(verdict) && page.contains("kvlane bench bench.yaml --records runs"), "{page}");
+    assert!(page.contains("generated, of the kind shared-prefix") && page.contains("At one load"), "{page}");
     assert!(page.contains("A small one") && page.contains("was discarded"), "{page}");
     assert!(dir.path().join("runs/turns-load1-seed2.jsonl").exists());
     // What is kept is not run again: only the broken one is tried.
@@ -106,6 +111,11 @@ fn a_plan_runs_nothing_and_what_makes_no_sense_is_told_before_anything_runs() {
     for (from, to, expect) in [
         ("rate: [1]", "rate: [0]", "bench.yaml: loads.rate: 0"),
         ("seeds:", "sedes:", "sedes"),
+        (
+            "generate: {kind: shared-prefix, groups: 3, prompts_per_group: 4, system_prompt_tokens: 1024, question_tokens: 32, output_tokens: 4}",
+            "trace: mooncake",
+            "bench.yaml: workload.trace mooncake: neither a file nor the name of a trace that comes with kvlane: use `mooncake-conversation`",
+        ),
         ("round_robin", "{policies", "bench.yaml"),
     ] {
         write(&MATRIX.replace(from, to));

@@ -10,6 +10,7 @@ use crate::statistics::ci::Figure;
 use crate::statistics::curve::{Crossing, Curve, Within};
 use crate::statistics::draws::{Drawn, Estimate, RandomStreams};
 use crate::statistics::paired::{Matched, Paired};
+use crate::statistics::verdict::{Contrast, at_loads, ranked};
 
 /// The name and version of [`Report`].
 pub const SCHEMA: &str = "kvlane.bench/1";
@@ -98,6 +99,9 @@ pub struct Report {
     pub routers: Vec<Named>,
     /// The router that the others are compared with.
     pub ours: String,
+    /// How much sooner ours gives the first token than the best of the others, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<String>,
     /// Every run in order.
     pub runs: Vec<Run>,
     /// Each router at each load.
@@ -253,6 +257,7 @@ impl Report {
             load_unit: matrix.loads.unit(generated).to_owned(),
             machine,
             routers,
+            verdict: verdict(&ours, &cells, &paired),
             ours,
             runs: recorded.iter().map(|one| one.run.clone()).collect(),
             cells,
@@ -271,6 +276,30 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.runs.iter().all(|run| run.failure.is_none() && run.errors_by_class.is_empty())
     }
+}
+
+/// Ours against the best of the others: the one with the lowest mean times to first token over the loads.
+fn verdict(ours: &str, cells: &[Cell], paired: &[Against]) -> Option<String> {
+    let mut others: Vec<&str> = Vec::new();
+    let mut loads: Vec<f64> = Vec::new();
+    for one in paired.iter().filter(|one| one.ttft_s.is_some()) {
+        if !others.contains(&&*one.router) {
+            others.push(&one.router);
+        }
+        if !loads.contains(&one.load) {
+            loads.push(one.load);
+        }
+    }
+    let mean_s = |router: &str, load: f64| {
+        let cell = cells.iter().find(|cell| cell.router == router && cell.load == load)?;
+        Some(cell.figures.get("ttft_mean_s")?.value)
+    };
+    let best = *ranked(&others, &loads, mean_s).first()?;
+    let among = (others.len() > 1).then(|| format!("the best of {} others", others.len()));
+    let against = paired.iter().filter(|one| one.router == best);
+    let found: Vec<(f64, Contrast)> =
+        against.filter_map(|one| Some((one.load, Contrast::from(&one.ttft_s?)))).collect();
+    at_loads(ours, best, among.as_deref(), &found)
 }
 
 /// The figures of a cell. `which` selects its random stream.
@@ -513,6 +542,37 @@ mod tests {
         let ttft = report.paired[0].ttft_s.unwrap();
         assert_eq!((report.paired[0].router.as_str(), ttft.matched), ("nginx", 100));
         assert!((ttft.mean_difference.value + 0.5).abs() < 1e-9 && ttft.faster_share.value == 1.0);
+        let said = report.verdict.expect("a verdict");
+        assert!(said.starts_with("kvlane gives the first token 1.0 % sooner (0."), "{said}");
+        assert!(said.ends_with(") than nginx at the same load."), "{said}");
+    }
+
+    #[test]
+    fn the_verdict_is_against_the_best_of_the_others_at_every_load() {
+        let matrix = matrix(&[1.0, 2.0], &[1]);
+        let named = ["kvlane", "nginx", "haproxy", "broken"]
+            .map(|router| Named { router: router.into(), version: None });
+        let runs: Vec<Recorded> = [1.0, 2.0]
+            .iter()
+            .flat_map(|&load| {
+                [
+                    recorded("kvlane", load, 1, move |_| 0.5 * load * load),
+                    recorded("nginx", load, 1, |_| 4.0),
+                    recorded("haproxy", load, 1, |_| 1.0),
+                ]
+            })
+            .collect();
+        let report = Report::new(&matrix, true, named.to_vec(), BTreeMap::new(), &runs);
+        assert_eq!(
+            report.verdict.as_deref(),
+            Some(
+                "kvlane against haproxy, the best of 2 others, at the same loads: first token 50 % sooner (50 to 50) at 1, \
+                 100 % later (100 to 100) at 2."
+            )
+        );
+        assert!(report.to_text().starts_with("kvlane against haproxy"), "{}", report.to_text());
+        let alone = Report::new(&matrix, true, named[..1].to_vec(), BTreeMap::new(), &runs);
+        assert_eq!(alone.verdict, None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Output of a bench's report: tables for a terminal, sections of a page.
 
-use crate::report::{self, Page, Part, Section, Table, number, percent};
+use crate::report::{self, Page, Part, Section, Table, number, percent, workload};
 use crate::statistics::ci::Interval;
 use crate::statistics::draws::Estimate;
 use crate::statistics::paired::Paired;
@@ -25,7 +25,7 @@ const COLUMNS: [(&str, &str); 8] = [
 impl Report {
     /// The tables as text.
     pub fn to_text(&self) -> String {
-        let mut out = String::new();
+        let mut out = self.verdict.as_ref().map_or_else(String::new, |verdict| format!("{verdict}\n"));
         for section in self.sections() {
             out.extend(["\n", &section.heading, "\n"]);
             for part in &section.parts {
@@ -58,7 +58,7 @@ impl Report {
         let of_run = |name: &&str| {
             let one = run(name, load)?;
             let name = format!("{name}, load {}, seed {seed}", number(load));
-            Some(report::Run { name, records: &one.records, ..report::Run::default() })
+            Some(report::Run { name, records: &one.records })
         };
         let point = |cell: &Cell| report::Point {
             name: cell.router.clone(),
@@ -71,12 +71,13 @@ impl Report {
                 .collect(),
             ..report::Point::default()
         };
-        let several = loads.len() > 1;
         let page = report::Report {
             title: self.title(),
+            verdict: self.verdict.clone(),
+            trace: workload(self.matrix.workload.trace.as_deref(), self.matrix.workload.generate.as_ref()),
             intro: self.intro(),
             runs: names.iter().filter_map(of_run).collect(),
-            loads: several.then(|| report::Loads {
+            loads: Some(report::Loads {
                 label: format!("Load ({})", self.load_unit),
                 points: self.cells.iter().filter(|cell| cell.runs > 0).map(point).collect(),
             }),

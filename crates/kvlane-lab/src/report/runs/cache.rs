@@ -4,27 +4,30 @@ use std::collections::BTreeMap;
 
 use super::Run;
 use crate::report::{Bar, BarChart, Part, Table, number};
-use crate::statistics::summary::Summary;
+use crate::statistics::cached::CachedShares;
 
 /// Stages in the order of a request's way; others follow by name.
 const ORDER: [&str; 10] =
     ["read", "parse", "tokenize", "place", "queue", "send", "engine", "prefill", "transfer", "decode"];
 
 pub(super) fn shares(runs: &[Run<'_>]) -> Vec<Part> {
-    let bar = |run: &Run<'_>| {
-        let share = Summary::of(run.records, 1.0).cached_share?;
-        let bound = super::bound(run).map(|bound| bound * 100.0);
-        Some(Bar { name: run.name.clone(), values: vec![share * 100.0], bound })
+    let shares: Vec<(&Run<'_>, CachedShares)> =
+        runs.iter().map(|run| (run, CachedShares::of(run.records))).collect();
+    let bar = |(run, shares): &(&Run<'_>, CachedShares)| {
+        let bound = shares.most().map(|bound| bound * 100.0);
+        Some(Bar { name: run.name.clone(), values: vec![shares.found? * 100.0], bound, ..Bar::default() })
     };
-    let bars: Vec<Bar> = runs.iter().filter_map(bar).collect();
+    let bars: Vec<Bar> = shares.iter().filter_map(bar).collect();
     if bars.is_empty() {
         return Vec::new();
     }
-    let known = bars.iter().any(|bar| bar.bound.is_some());
-    let text = match known {
-        true => "The line is the upper bound: an infinite cache that all endpoints share.",
-        false => "These records do not contain the upper bound of cached tokens.",
+    let mut text = match bars.iter().any(|bar| bar.bound.is_some()) {
+        true => "The line is the upper bound: an infinite cache that all endpoints share.".to_owned(),
+        false => "The upper bound of cached tokens is not known.".to_owned(),
     };
+    for (run, shares) in &shares {
+        text.extend(shares.excess().map(|why| format!("\n\n{}: {why}", run.name)));
+    }
     let chart = BarChart {
         title: "Cached prompt tokens and their upper bound".to_owned(),
         unit: "% of prompt tokens".to_owned(),
@@ -32,7 +35,7 @@ pub(super) fn shares(runs: &[Run<'_>]) -> Vec<Part> {
         bound: "at most".to_owned(),
         bars,
     };
-    vec![Part::Text(text.to_owned()), Part::Bars(chart)]
+    vec![Part::Text(text), Part::Bars(chart)]
 }
 
 /// Mean time in each stage, of the requests that tell.
@@ -51,7 +54,7 @@ pub(super) fn stages(runs: &[Run<'_>]) -> Vec<Part> {
         let bar = |(run, means): &(&Run<'_>, BTreeMap<&str, f64>)| Bar {
             name: run.name.clone(),
             values: names.iter().map(|name| ms(means, name)).collect(),
-            bound: None,
+            ..Bar::default()
         };
         means.iter().map(bar).collect::<Vec<Bar>>()
     };
@@ -119,7 +122,7 @@ mod tests {
             record(&[("engine", 0.1), ("queue", 0.5)]),
             record(&[]),
         ];
-        let runs = [Run { name: "a".into(), records: &records, cached_share_max: None }];
+        let runs = [Run { name: "a".into(), records: &records }];
         let parts = stages(&runs);
         let Part::Bars(chart) = &parts[1] else { panic!("{parts:?}") };
         assert_eq!(chart.pieces, ["place", "queue", "engine"]);

@@ -11,7 +11,7 @@ use kvlane_trace::record::Record;
 use super::Run;
 use crate::report::{Axis, Chart, Mark, Part, Series, Table, number, percent};
 use crate::statistics::draws::{Estimate, RandomStreams};
-use crate::statistics::paired::{Matched, Paired};
+use crate::statistics::paired::{Matched, Paired, same_requests};
 
 /// Runs that are compared with the first.
 const RUNS_MAX: usize = 4;
@@ -53,6 +53,12 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
 }
 
 fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
+    if !same_requests(first.records, other.records) {
+        return vec![Part::Text(format!(
+            "{} and {} sent different requests, which cannot be compared one by one.",
+            first.name, other.name
+        ))];
+    }
     let matched = Matched::of(first.records, other.records, Record::ttft_s);
     let Some(paired) = Paired::of(&[matched], RandomStreams::of(1, 0)) else {
         return vec![Part::Text(format!(
@@ -325,8 +331,8 @@ fn dots(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     }
     Chart {
         title: format!("Requests in both runs; above the line: slower in {}", other.name),
-        x: Axis { label: format!("TTFT in {} (s)", first.name), log: true },
-        y: Axis { label: format!("TTFT in {} (s)", other.name), log: true },
+        x: Axis::log(format!("TTFT in {} (s)", first.name)),
+        y: Axis::log(format!("TTFT in {} (s)", other.name)),
         series,
     }
 }
@@ -345,8 +351,8 @@ fn ratios(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     };
     Chart {
         title: format!("Time to first token, {} over {}", other.name, first.name),
-        x: Axis { label: "Requests, sorted by change (%)".to_owned(), log: false },
-        y: Axis { label: "Ratio of latencies".to_owned(), log: true },
+        x: Axis::linear("Requests, sorted by change (%)"),
+        y: Axis::log("Ratio of latencies"),
         series: vec![
             Series {
                 name: "after over before".to_owned(),
@@ -423,19 +429,22 @@ mod tests {
         let whole = pairs.iter().map(|pair| pair.change_s).sum::<f64>() / 40.0 * 1e3;
         let added: f64 = reasons(&pairs).rows.iter().map(|row| row[6].parse::<f64>().unwrap()).sum();
         assert!((whole - added).abs() < 2.0, "{whole} {added}");
-        let listed: Vec<Part> = between(
-            &Run { name: "x".into(), records: &before, cached_share_max: None },
-            &Run { name: "y".into(), records: &after, cached_share_max: None },
-        );
+        let listed: Vec<Part> =
+            between(&Run { name: "x".into(), records: &before }, &Run { name: "y".into(), records: &after });
         let tables = listed.iter().filter(|part| matches!(part, Part::Table(_))).count();
         assert_eq!(tables, 3, "why, slower, faster");
     }
 
     #[test]
     fn runs_without_a_request_in_common_say_so() {
-        let (before, after) = ([record(0, 0.0, 1.0, "a", 0)], [record(1, 0.0, 1.0, "a", 0)]);
-        let run = |name: &str, records| Run { name: String::from(name), records, cached_share_max: None };
-        let parts = between(&run("x", &before), &run("y", &after));
-        assert_eq!(parts, [Part::Text("x and y have no answered request in common.".into())]);
+        let (before, other) = ([record(0, 0.0, 1.0, "a", 0)], [record(1, 0.0, 1.0, "a", 0)]);
+        let failed = [Record { status: 503, ..record(0, 0.0, 1.0, "a", 0) }];
+        let run = |name: &str, records| Run { name: String::from(name), records };
+        let said = |after| match &between(&run("x", &before), &run("y", after))[..] {
+            [Part::Text(text)] => text.clone(),
+            parts => panic!("{parts:?}"),
+        };
+        assert_eq!(said(&failed), "x and y have no answered request in common.");
+        assert_eq!(said(&other), "x and y sent different requests, which cannot be compared one by one.");
     }
 }

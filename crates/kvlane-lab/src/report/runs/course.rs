@@ -34,8 +34,8 @@ pub(super) fn over_time(runs: &[Run<'_>]) -> Vec<Part> {
         drawn.then(|| {
             Part::Chart(Chart {
                 title: title.to_owned(),
-                x: Axis { label: "Time (s)".to_owned(), log: false },
-                y: Axis { label: unit.to_owned(), log: false },
+                x: Axis::linear("Time (s)"),
+                y: Axis::linear(unit),
                 series,
             })
         })
@@ -57,8 +57,8 @@ pub(super) fn over_time(runs: &[Run<'_>]) -> Vec<Part> {
     if !by_load.is_empty() {
         parts.push(Part::Chart(Chart {
             title: "Time to first token against load: mean, with its interval".to_owned(),
-            x: Axis { label: "Requests in flight at its start".to_owned(), log: false },
-            y: Axis { label: "TTFT (s)".to_owned(), log: false },
+            x: Axis::linear("Requests in flight at its start"),
+            y: Axis::linear("TTFT (s)"),
             series: by_load,
         }));
     }

@@ -39,8 +39,8 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
         (!series.is_empty()).then(|| {
             Part::Chart(Chart {
                 title: title.to_owned(),
-                x: Axis { label: label.to_owned(), log: true },
-                y: Axis { label: "Cumulative share of requests (%)".to_owned(), log: false },
+                x: Axis::log(label),
+                y: Axis::linear("Cumulative share of requests (%)"),
                 series,
             })
         })

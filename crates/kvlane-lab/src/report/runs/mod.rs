@@ -10,6 +10,9 @@ mod course;
 mod distribution;
 mod glance;
 mod load;
+mod traffic;
+
+pub use traffic::workload;
 
 use std::collections::BTreeMap;
 
@@ -17,6 +20,7 @@ use kvlane_trace::record::Record;
 
 use super::{Page, Part, Section};
 use crate::statistics::ci::Interval;
+use crate::statistics::verdict::{Contrast, with_first};
 
 /// Runs that charts have; further ones are in the tables alone.
 const DRAWN_MAX: usize = 8;
@@ -26,11 +30,16 @@ const DRAWN_MAX: usize = 8;
 pub struct Report<'a> {
     /// What it is about.
     pub title: String,
+    /// What was found, in a sentence. Otherwise the runs are compared with the first.
+    pub verdict: Option<String>,
+    /// What was sent. Otherwise the runs' requests are described.
+    pub trace: Option<String>,
     /// What was measured, on what, and how. Blank lines part paragraphs.
     pub intro: String,
-    /// The runs. The others are compared with the first, request by request: those of equal [`Record::id`].
+    /// The runs. The others are compared with the first, request by request if both sent the same: those of equal
+    /// [`Record::id`].
     pub runs: Vec<Run<'a>>,
-    /// Figures at several loads, if there were several.
+    /// Figures at one load or at several.
     pub loads: Option<Loads>,
     /// Additional sections of the command, at the end.
     pub sections: Vec<Section>,
@@ -43,9 +52,6 @@ pub struct Run<'a> {
     pub name: String,
     /// What its requests experienced, in any order.
     pub records: &'a [Record],
-    /// Share of the prompt tokens that an infinite cache would have held, if known. Otherwise it is computed from
-    /// [`Record::shared_tokens`], if the records have them.
-    pub cached_share_max: Option<f64>,
 }
 
 /// Figures of several runs at several loads.
@@ -86,11 +92,7 @@ impl<'a> Report<'a> {
     /// A report of records alone, by the names of their runs.
     pub fn of(title: Option<&str>, runs: &'a [(String, Vec<Record>)]) -> Self {
         let names: Vec<&str> = runs.iter().map(|(name, _)| name.as_str()).collect();
-        let run = |(name, records): &'a (String, Vec<Record>)| Run {
-            name: name.clone(),
-            records,
-            cached_share_max: None,
-        };
+        let run = |(name, records): &'a (String, Vec<Record>)| Run { name: name.clone(), records };
         Self {
             title: title.map_or_else(|| names.join(" and "), str::to_owned),
             runs: runs.iter().map(run).collect(),
@@ -109,7 +111,10 @@ impl<'a> Report<'a> {
         let runs = &self.runs;
         let drawn = &runs[..runs.len().min(DRAWN_MAX)];
         add("Summary", glance::parts(runs));
-        add("Over load", load::parts(self.loads.as_ref()));
+        if let Some(loads) = &self.loads {
+            let (heading, parts) = load::section(loads);
+            add(heading, parts);
+        }
         add("Changes between runs", change::parts(runs));
         add("Distributions", distribution::parts(drawn));
         add("Caches", cache::shares(runs));
@@ -122,22 +127,36 @@ impl<'a> Report<'a> {
             intro
                 .push_str(&format!("\n\nTables have all {} runs, charts the first {DRAWN_MAX}.", runs.len()));
         }
-        Page { title: self.title.clone(), intro, sections }
+        Page {
+            title: self.title.clone(),
+            verdict: self.verdict(),
+            trace: self.trace.clone().or_else(|| traffic::of(runs)),
+            command: None,
+            intro,
+            sections,
+        }
+    }
+
+    /// What was found, in a sentence: [`Report::verdict`](field@Self::verdict), or the time to first token of each run
+    /// against the first run's. `None` of one run.
+    pub fn verdict(&self) -> Option<String> {
+        let compared = || {
+            let (first, others) = self.runs.split_first()?;
+            let contrasts: Vec<(&str, Contrast)> =
+                others.iter().filter_map(|other| other.against(first)).collect();
+            with_first(&first.name, &contrasts)
+        };
+        self.verdict.clone().or_else(compared)
     }
 }
 
-/// Share of a run's prompt tokens that could have come from a cache.
-fn bound(run: &Run<'_>) -> Option<f64> {
-    let of_records = || {
-        let answered = run.records.iter().filter(|record| record.is_ok());
-        let (mut reusable, mut all) = (0.0, 0.0);
-        for record in answered {
-            reusable += f64::from(record.reusable_tokens.or(record.shared_tokens)?);
-            all += f64::from(record.prompt_tokens);
-        }
-        (all > 0.0).then(|| reusable / all)
-    };
-    run.cached_share_max.or_else(of_records)
+// === impl Run ===
+
+impl Run<'_> {
+    /// Its name, and its time to first token against that of another run. `None` if one of them answered nothing.
+    fn against(&self, other: &Run<'_>) -> Option<(&str, Contrast)> {
+        Some((&self.name, Contrast::of(other.records, self.records)?))
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +187,7 @@ mod tests {
     }
 
     fn page(first: &[Record], second: &[Record]) -> Page {
-        let run = |name: &str, records| Run { name: name.to_owned(), records, cached_share_max: None };
+        let run = |name: &str, records| Run { name: name.to_owned(), records };
         Report { title: "t".into(), runs: vec![run("a", first), run("b", second)], ..Report::default() }
             .page()
     }
@@ -219,10 +238,8 @@ mod tests {
                 ..record
             })
             .collect();
-        let page = |records| {
-            Report { runs: vec![Run { name: "a".into(), records, ..Run::default() }], ..Report::default() }
-                .page()
-        };
+        let page =
+            |records| Report { runs: vec![Run { name: "a".into(), records }], ..Report::default() }.page();
         let headings =
             |page: Page| page.sections.into_iter().map(|section| section.heading).collect::<Vec<_>>();
         assert_eq!(headings(page(&bare)), ["Summary", "Distributions", "Over time"]);

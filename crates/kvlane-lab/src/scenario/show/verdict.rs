@@ -1,12 +1,11 @@
-//! The verdict of a simulation in a sentence: how much sooner the best policy gives the first token than the next best.
-//!
-//! Requests are paired: each is compared with itself under the other policy, at the same load and under the same seed
-//! (see [`crate::statistics::paired`]).
+//! The verdict of a simulation: the best policy against the next best, paired by request at the same load and under the
+//! same seed.
 
 use super::load_of;
 use crate::scenario::Row;
-use crate::statistics::draws::{Estimate, RandomStreams};
+use crate::statistics::draws::RandomStreams;
 use crate::statistics::paired::{Matched, Paired};
+use crate::statistics::verdict::{Contrast, at_loads, ranked};
 
 /// The sentence; `None` with fewer than two policies, or if nothing was answered.
 pub fn verdict(rows: &[Row]) -> Option<String> {
@@ -17,47 +16,16 @@ pub fn verdict(rows: &[Row]) -> Option<String> {
         }
     }
     let loads = loads(rows);
-    // Over the loads at which all have answers.
-    let mean = |arm: &str| -> Option<f64> {
-        let of_load = |load: &f64| Some(at(rows, arm, *load)?.simulated.get("ttft_mean_s")?.ln());
-        loads.iter().map(of_load).sum()
-    };
-    let mut ranked: Vec<(&str, f64)> = arms.iter().filter_map(|arm| Some((*arm, mean(arm)?))).collect();
-    ranked.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let [(best, _), (next, _), ..] = ranked[..] else { return None };
-    let found: Vec<(f64, Paired)> =
+    let mean_s = |arm: &str, load| at(rows, arm, load)?.simulated.get("ttft_mean_s").copied();
+    let ranked = ranked(&arms, &loads, mean_s);
+    let [best, next, ..] = ranked[..] else { return None };
+    let found: Vec<(f64, Contrast)> =
         loads.iter().filter_map(|&load| Some((load, compared(rows, next, best, load)?))).collect();
-    let (_, first) = found.first()?;
     let among = match ranked.len() {
-        2 => String::new(),
-        count => format!(", the next best of {count} policies"),
+        2 => None,
+        count => Some(format!("the next best of {count} policies")),
     };
-    if let [_] = found[..] {
-        let lost = lost(first, best, next);
-        return Some(match change(&first.mean_ratio) {
-            (true, change) => {
-                format!("{best} gives the first token {change} than {next}{among}, at the same load{lost}.")
-            }
-            (false, change) => {
-                format!(
-                    "{best} and {next}{among}, do not differ at the same load: first token {change}{lost}."
-                )
-            }
-        });
-    }
-    let each: Vec<String> =
-        found.iter().map(|(load, paired)| format!("{} at {load}", change(&paired.mean_ratio).1)).collect();
-    let losses: Vec<String> = found
-        .iter()
-        .map(|(load, paired)| (load, lost(paired, best, next)))
-        .filter(|(_, lost)| !lost.is_empty())
-        .map(|(load, lost)| format!("; at {load}{}", lost.trim_start_matches(',')))
-        .collect();
-    Some(format!(
-        "{best} against {next}{among}, at the same loads: first token {}{}.",
-        each.join(", "),
-        losses.concat()
-    ))
+    at_loads(best, next, among.as_deref(), &found)
 }
 
 /// The loads, in order.
@@ -73,33 +41,11 @@ fn at<'a>(rows: &'a [Row], arm: &str, load: f64) -> Option<&'a Row> {
 }
 
 /// Time to first token of `after` compared with `before`, request by request.
-fn compared(rows: &[Row], before: &str, after: &str, load: f64) -> Option<Paired> {
+fn compared(rows: &[Row], before: &str, after: &str, load: f64) -> Option<Contrast> {
     let (before, after) = (at(rows, before, load)?, at(rows, after, load)?);
     let seeds = before.first_tokens.iter().zip(&after.first_tokens);
     let matched: Vec<Matched> = seeds.map(|(before, after)| Matched::by_id(before, after)).collect();
-    Paired::of(&matched, RandomStreams::of(1, 0))
-}
-
-/// A ratio as a change with its interval of 95 %, and whether there is one for sure.
-fn change(ratio: &Estimate) -> (bool, String) {
-    let sooner = |ratio: f64| 100.0 * (1.0 - ratio);
-    let word = if ratio.value <= 1.0 { "sooner" } else { "later" };
-    let size = sooner(ratio.value).abs();
-    let Some(interval) = ratio.interval else { return (true, format!("{size:.0} % {word}")) };
-    let sign = if ratio.value <= 1.0 { 1.0 } else { -1.0 };
-    let mut ends = [sign * sooner(interval.low), sign * sooner(interval.high)];
-    ends.sort_unstable_by(f64::total_cmp);
-    // Adding zero makes a positive one of a negative one.
-    let [low, high] = ends.map(|end| end.round() + 0.0);
-    (ends[0] > 0.0, format!("{size:.0} % {word} ({low:.0} to {high:.0})"))
-}
-
-/// What the better policy did not answer, which the other did.
-fn lost(paired: &Paired, best: &str, next: &str) -> String {
-    match paired.lost {
-        0 => String::new(),
-        lost => format!(", but {best} did not answer {lost} requests that {next} did"),
-    }
+    Some(Contrast::from(&Paired::of(&matched, RandomStreams::of(1, 0))?))
 }
 
 #[cfg(test)]
@@ -151,7 +97,7 @@ mod tests {
     fn what_chance_can_explain_is_no_difference() {
         let noise: Vec<f64> = times(300, 1.0).into_iter().rev().collect();
         let said = verdict(&[row("a", 1.0, &times(300, 1.0)), row("b", 1.0, &noise)]).expect("a verdict");
-        assert!(said.contains("do not differ"), "{said}");
+        assert!(said.contains(" do not differ beyond noise at the same load: "), "{said}");
     }
 
     #[test]
@@ -159,7 +105,7 @@ mod tests {
         let (mut all, half) = (times(300, 1.0), times(150, 0.5));
         all[0] += 1e-3;
         let said = verdict(&[row("a", 1.0, &half), row("b", 1.0, &all)]).expect("a verdict");
-        assert!(said.ends_with("but a did not answer 150 requests that b did."), "{said}");
+        assert!(said.ends_with("; a did not answer 150 requests that b answered."), "{said}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use kvlane_lab::catalogue;
 use kvlane_lab::report::Report;
 use kvlane_trace::record::{self, Record};
 
@@ -15,7 +16,7 @@ use super::page::PageArgs;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReportArgs {
     /// Records of a run, one JSON object per line, as --records writes them. Further files are compared with the
-    /// first, request by request. NAME=FILE names a run; the default is the file's name.
+    /// first: request by request if both runs sent the same. NAME=FILE names a run; the default is the file's name.
     #[arg(required = true, value_name = "RECORDS")]
     files: Vec<String>,
     /// Title of the page.
@@ -34,6 +35,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     let mut runs: Vec<(String, Vec<Record>)> = Vec::new();
     for file in &args.files {
         let (name, path) = named(file);
+        ensure!(
+            !catalogue::is_trace(&path),
+            "{0}: is a trace, not the records of a run; write these with `kvlane replay URL --trace {0} --records FILE`",
+            path.display()
+        );
         let records = record::open(&path)?;
         let taken = |name: &String| runs.iter().any(|(other, _)| other == name);
         let numbered = (2..).map(|n| format!("{name} ({n})"));
@@ -42,8 +48,12 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     }
     let report = Report::of(args.title.as_deref(), &runs);
     args.page.write(|| report.page())?;
+    let mut out = std::io::stdout();
     for (name, records) in &runs {
-        writeln!(std::io::stdout(), "{name}: {} requests", records.len())?;
+        writeln!(out, "{name}: {} requests", records.len())?;
+    }
+    if let Some(verdict) = report.verdict() {
+        writeln!(out, "{verdict}")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -315,8 +315,8 @@ impl Analysis {
         );
         let plot = Chart {
             title: "Roofline".into(),
-            x: Axis { label: "arithmetic intensity (FLOP/byte)".into(), log: true },
-            y: Axis { label: "TFLOP/s".into(), log: true },
+            x: Axis::log("arithmetic intensity (FLOP/byte)"),
+            y: Axis::log("TFLOP/s"),
             series: self.series(timing),
         };
         Page {
@@ -330,6 +330,7 @@ impl Analysis {
                 },
                 Section { heading: "Decode, one step".into(), parts: vec![Part::Table(self.decode_table())] },
             ],
+            ..Page::default()
         }
     }
 

@@ -8,12 +8,10 @@ use kvlane_lab::engine_caches::EngineCache;
 use kvlane_lab::replay::stages::{StageTimes, stages};
 use kvlane_lab::replay::{Client, ReplayConfig, ReplayReport};
 use kvlane_lab::report::{Page, Part, Report, Run, Section, Table, number, percent};
+use kvlane_lab::statistics::cached::CachedShares;
 use kvlane_lab::statistics::summary::{Percentiles, Summary};
 use kvlane_trace::record::Record;
 use serde::Serialize;
-
-/// Share of the prompt tokens beyond the trace's repetition that chat templates may explain.
-const WARM: f64 = 0.05;
 
 /// Maximum endpoints and kinds of error in tables.
 const ROWS_MAX: usize = 64;
@@ -38,6 +36,8 @@ pub(super) struct Found {
     itl_s: Option<Percentiles>,
     /// Share of the prompt tokens of the answered requests that an infinite cache would have held.
     cached_share_max: Option<f64>,
+    #[serde(skip)]
+    cached: CachedShares,
     /// Failed requests by class and status.
     errors: BTreeMap<String, u64>,
     stages: Vec<StageTimes>,
@@ -66,13 +66,7 @@ impl Found {
             let name = if class == "status" { format!("status {}", record.status) } else { class.to_owned() };
             *errors.entry(name).or_default() += 1;
         }
-        let (reusable, all) = records
-            .iter()
-            .filter(|record| record.is_ok())
-            .filter_map(|record| Some((record.reusable_tokens?, record.prompt_tokens)))
-            .fold((0, 0), |(reusable, all), (part, whole)| {
-                (reusable + u64::from(part), all + u64::from(whole))
-            });
+        let cached = CachedShares::of(records);
         let sessions = config.trace.requests.iter().map(|request| request.session).max();
         Self {
             schema: "kvlane.replay/1",
@@ -87,7 +81,8 @@ impl Found {
             summary: Summary::of(records, 1.0),
             unfinished: report.unfinished,
             itl_s: report.itl_s,
-            cached_share_max: (all > 0).then(|| reusable as f64 / all as f64),
+            cached_share_max: cached.most(),
+            cached,
             errors,
             stages: stages(records),
             engine_caches,
@@ -121,7 +116,8 @@ impl Found {
         let report = Report {
             title: format!("Replay of {} onto {}", self.sent, self.url),
             intro: self.opening(),
-            runs: vec![Run { name: self.url.clone(), records, cached_share_max: self.cached_share_max }],
+            trace: Some(self.sent.clone()),
+            runs: vec![Run { name: self.url.clone(), records }],
             sections,
             ..Report::default()
         };
@@ -129,9 +125,8 @@ impl Found {
     }
 
     fn opening(&self) -> String {
-        let Summary {
-            requests, errors, prompt_tokens, output_tokens, output_tokens_per_s, cached_share, ..
-        } = self.summary;
+        let Summary { requests, errors, prompt_tokens, output_tokens, output_tokens_per_s, .. } =
+            self.summary;
         let mut text = format!(
             "{} requests of {} conversations onto {} ({}) in {:.1} s, {} a second; {} failed.\n{} prompt tokens and {} output \
              tokens, {} output tokens a second.",
@@ -152,23 +147,17 @@ impl Found {
         if self.speed != 1.0 {
             text.push_str(&format!(" Conversations began {} times as fast as in the trace.", self.speed));
         }
-        match (cached_share, self.cached_share_max) {
-            (Some(share), Some(most)) if share > most + WARM => text.push_str(&format!(
-                " {} of the prompt tokens came from caches, though the trace repeats only {}: the caches held these prompts \
-                 before. Flush them, or use another --seed.",
+        text.push(' ');
+        text.push_str(&match (self.cached.found, self.cached.most(), self.cached.excess()) {
+            (_, _, Some(excess)) => excess,
+            (Some(share), Some(most), None) => format!(
+                "{} of the prompt tokens came from caches; an infinite cache would have had {}.",
                 percent(share),
                 percent(most)
-            )),
-            (Some(share), Some(most)) => text.push_str(&format!(
-                " {} of the prompt tokens came from caches; an infinite cache would have had {}.",
-                percent(share),
-                percent(most)
-            )),
-            (Some(share), None) => {
-                text.push_str(&format!(" {} of the prompt tokens came from caches.", percent(share)));
-            }
-            (None, _) => text.push_str(" The server reported no cached tokens."),
-        }
+            ),
+            (Some(share), None, None) => format!("{} of the prompt tokens came from caches.", percent(share)),
+            (None, ..) => "The server reported no cached tokens.".to_owned(),
+        });
         let split: u64 = self.summary.per_prefill_endpoint.values().sum();
         if split > 0 {
             text.push_str(&format!(
