@@ -6,6 +6,8 @@
 
 #[cfg(test)]
 mod page;
+#[cfg(test)]
+mod surface;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
@@ -340,13 +342,21 @@ pub(super) const GROUPS: &[Group] = &[
     ),
 ];
 
-/// Flags of the production stack's router and of engines, and names that are easily taken for flags.
-const ELSEWHERE: &[Group] = &[
+/// Flags of production-stack's router.
+const STACK: &[Group] = &[
     group(
         Refused("write `--worker-urls http://HOST:PORT`, several separated by spaces"),
-        &["workers=*", "worker=*", "backends=*", "upstream=*", "url=*", "static-backends=*"],
+        &["static-backends=*"],
     ),
-    group(Ignored("workers are asked for their models"), &["static-models=*", "static-model-labels=*"]),
+    group(
+        Ignored("workers are asked for their models"),
+        &["static-models=*", "static-model-labels=*", "static-model-types=*"],
+    ),
+    group(
+        Refused("let engines serve the other name, as with vLLM's `--served-model-name`"),
+        &["static-aliases=*"],
+    ),
+    group(Ignored("workers are probed, none is asked to generate"), &["static-backend-health-checks"]),
     group(Refused("write `--policy`"), &["routing-logic="]),
     group(Refused("set `hints.session_headers` in the configuration"), &["session-key="]),
     group(Refused("write `--selector LABEL=VALUE`"), &["k8s-label-selector="]),
@@ -354,7 +364,94 @@ const ELSEWHERE: &[Group] = &[
     group(Refused("write `--service-discovery-port`"), &["k8s-port="]),
     group(
         Refused("write `--selector` for pods, `--dns-discovery` for names, `--workers-file` for a file"),
-        &["service-discovery-type="],
+        &["service-discovery-type=", "k8s-service-discovery-type="],
+    ),
+    group(
+        Ignored("caches are known from the engines' KV events: LMCache's controller is not asked"),
+        &[
+            "lmcache-controller-port=",
+            "lmcache-health-check-interval=",
+            "lmcache-worker-timeout=",
+            "kv-aware-threshold=",
+        ],
+    ),
+    group(Ignored("`fleet_cost` prices a match of any length"), &["prefix-min-match-length="]),
+    group(
+        Refused("write `--prefill-selector` and `--decode-selector`, or `--prefill URL` and `--decode URL`"),
+        &["prefill-model-labels=*", "decode-model-labels=*"],
+    ),
+    group(Refused("write `--retry-max-retries`"), &["max-instance-failover-reroute-attempts="]),
+    group(
+        Refused("let a load balancer or an Envoy filter in front run it: kvlane runs no plug-ins"),
+        &["callbacks=", "request-rewriter="],
+    ),
+    group(
+        Ignored("files and batches are relayed to an engine, and none is stored here"),
+        &["enable-batch-api", "file-storage-class=", "file-storage-path=", "batch-processor="],
+    ),
+    group(
+        Ignored(
+            "loads of engines are read with the probes (`health.interval`), and figures are on the metrics port",
+        ),
+        &["engine-stats-interval=", "request-stats-window=", "log-stats", "log-stats-interval="],
+    ),
+    group(
+        Refused("write a configuration for `--config`; SIGHUP reads it again (docs/operations.md#reload)"),
+        &["dynamic-config-json=", "dynamic-config-yaml="],
+    ),
+    group(
+        Refused(
+            "have another proxy in front do it: no semantic cache and no detection of personal data is here",
+        ),
+        &["feature-gates=", "semantic-cache-model=", "semantic-cache-dir=", "semantic-cache-threshold="],
+    ),
+    group(Refused("write `--otlp-traces-endpoint` for traces"), &["sentry-dsn="]),
+    group(Refused("kvlane serves engines of your own only"), &["external-providers-config="]),
+];
+
+/// Flags of llm-d's endpoint picker.
+const PICKER: &[Group] = &[
+    group(
+        Refused(
+            "the policy replaces plug-ins with weights: `--policy`, or `routing.policy: {name: weighted, …}` (docs/guide.md)",
+        ),
+        &["config-text="],
+    ),
+    group(Ignored("InferencePools of `inference.networking.k8s.io` are read"), &["pool-group="]),
+    group(Refused("write `--set tls.certificate=FILE` and `--set tls.private_key=FILE`"), &["cert-path="]),
+    group(Refused("write `--prometheus-port`"), &["metrics-port="]),
+    group(Refused("use keys of viewers (`auth.keys`), or `--open-metrics`"), &["metrics-endpoint-auth"]),
+    group(
+        Refused("write `--health-check-interval-secs`: engines' metrics are read with the probes"),
+        &["refresh-metrics-interval=", "metrics-staleness-threshold="],
+    ),
+    group(Ignored("metrics are computed when they are read"), &["refresh-prometheus-metrics-interval="]),
+    group(Ignored("`GET /decisions` has each candidate with its price"), &["emit-endpoint-scores"]),
+    group(
+        Ignored("which engine a worker is, and the names of its metrics, are found out"),
+        &[
+            "model-server-metrics-port=",
+            "model-server-metrics-path=",
+            "model-server-metrics-scheme=",
+            "model-server-metrics-https-insecure-skip-verify",
+            "total-queued-requests-metric=",
+            "total-running-requests-metric=",
+            "kv-cache-usage-percentage-metric=",
+            "lora-info-metric=",
+            "cache-info-metric=",
+        ],
+    ),
+    group(Ignored("all replicas are active, none leads"), &["ha-enable-leader-election"]),
+    group(Refused("write `--shutdown-grace-period-secs`"), &["drain-timeout="]),
+    group(Ignored("there is no such profile"), &["enable-pprof"]),
+    group(Ignored("spans are sent where `--otlp-traces-endpoint` names a collector"), &["tracing"]),
+];
+
+/// Flags of engines, and names that are easily taken for flags.
+const ELSEWHERE: &[Group] = &[
+    group(
+        Refused("write `--worker-urls http://HOST:PORT`, several separated by spaces"),
+        &["workers=*", "worker=*", "backends=*", "upstream=*", "url=*"],
     ),
     group(
         Refused("it is a flag of the engine: set it there"),
@@ -376,7 +473,7 @@ const fn group(answer: Answer, flags: &'static [&'static str]) -> Group {
 }
 
 fn groups() -> impl Iterator<Item = &'static Group> {
-    GROUPS.iter().chain(ELSEWHERE)
+    [GROUPS, STACK, PICKER, ELSEWHERE].into_iter().flatten()
 }
 
 /// All flags with what becomes of them.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::{Args as _, Command, CommandFactory as _};
 
-use super::{Answer, ELSEWHERE, POLICIES, all};
+use super::{Answer, ELSEWHERE, POLICIES, all, surface};
 use crate::config::flags::FLAGS;
 use crate::config::{ConfigArgs, MoreArgs};
 
@@ -16,6 +16,8 @@ const ROUTERS: &[(&str, &str, &str)] = &[
     ("sglang-router", "sglang-router 0.3.2", include_str!("sglang-router-0.3.2.txt")),
     ("sglang-router", "SMG 1.13.0", include_str!("smg-1.13.0.txt")),
     ("vllm-router", "vllm-router 0.1.17", include_str!("vllm-router-0.1.17.txt")),
+    ("production-stack", "production-stack's router", include_str!("production-stack.txt")),
+    ("llm-d", "llm-d's endpoint picker", include_str!("llm-d-epp.txt")),
 ];
 
 /// What a flag that kvlane has, too, does here; `None` if it has no such flag.
@@ -32,7 +34,10 @@ fn taken(name: &str) -> Option<String> {
     let all = crate::cli::Cli::command();
     let arg = more.get_arguments().chain(all.get_arguments()).find(|arg| is_named(arg))?;
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    Some(help.split_inclusive(['.', ':']).next().unwrap_or_default().trim_end_matches(['.', ':']).to_owned())
+    let end = [". ", ": "].iter().filter_map(|end| help.find(end)).min().unwrap_or(help.len());
+    let sentence = help[..end].trim_end_matches('.');
+    let open = sentence.rfind('(').filter(|open| !sentence[*open..].contains(')'));
+    Some(sentence[..open.unwrap_or(sentence.len())].trim_end().to_owned())
 }
 
 /// The tables of one router.
@@ -95,10 +100,10 @@ fn with_tables(page: &str, text: &str) -> String {
 #[test]
 fn the_pages_have_every_flag() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/migrate");
-    for page in ["sglang-router", "vllm-router"] {
+    for page in ["sglang-router", "vllm-router", "production-stack", "llm-d"] {
         let file = dir.join(format!("{page}.md"));
         let text = std::fs::read_to_string(&file).expect("the page");
-        let right = with_tables(page, &text);
+        let right = surface::with_tables(page, &with_tables(page, &text));
         if std::env::var_os("KVLANE_WRITE_MIGRATION").is_some() {
             std::fs::write(&file, &right).expect("written");
         }
@@ -107,8 +112,8 @@ fn the_pages_have_every_flag() {
     }
 }
 
-/// Invariant: Every flag of sglang-router, SMG and vllm-router is taken, has no effect and says why, or is refused with what to
-/// write instead.
+/// Invariant: Every flag of sglang-router, SMG and vllm-router, and those that are known of production-stack's router and llm-d's picker,
+/// is taken, has no effect and says why, or is refused with what to write instead.
 #[test]
 fn every_flag_of_these_routers_has_an_answer() {
     for (_, router, names) in ROUTERS {
@@ -131,6 +136,7 @@ fn is_others(name: &str) -> bool {
 
 /// Flags that only the routers' own programs have, not their Python launchers.
 const BINARIES: &[&str] = &[
+    "service-discovery-type",
     "config-file",
     "api-key-validation-urls",
     "epd-config",
