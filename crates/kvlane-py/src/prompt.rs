@@ -2,8 +2,10 @@
 
 use kvlane_core::block::{BYTES_PER_TOKEN, BlockHash, ChainSeed};
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyMemoryView, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyListMethods, PyMemoryView, PyTuple};
 
 /// The longest prompt, in tokens.
 const TOKENS_MAX: usize = 1 << 30;
@@ -69,48 +71,107 @@ impl<'py> Prompt<'py> {
                 seed.chain(text.as_bytes(), block_tokens as usize * BYTES_PER_TOKEN, chain);
                 Ok(tokens)
             }
-            Self::Tokens(tokens) => match tokens.cast::<PyBytes>() {
-                Ok(bytes) => {
-                    let bytes = bytes.as_bytes();
-                    if bytes.len() % ID_BYTES != 0 {
-                        let len = bytes.len();
-                        return Err(PyValueError::new_err(format!(
-                            "tokens: {len} bytes are not whole ids of {ID_BYTES} bytes (little-endian)"
-                        )));
-                    }
-                    let tokens = counted(bytes.len() / ID_BYTES)?;
-                    seed.chain(bytes, block_bytes, chain);
-                    Ok(tokens)
+            Self::Tokens(tokens) => {
+                let ids = Ids::of(tokens)?;
+                let count = counted(ids.count()?)?;
+                match &ids {
+                    Ids::Packed(bytes) => seed.chain(bytes.as_bytes(), block_bytes, chain),
+                    Ids::Numbers(numbers) => seed.chain_tokens(numbers, block_tokens as usize, chain),
                 }
-                Err(_) => {
-                    let ids = ids(tokens)?;
-                    seed.chain_tokens(&ids, block_tokens as usize, chain);
-                    counted(ids.len())
-                }
-            },
+                Ok(count)
+            }
         }
     }
 }
 
-/// Token ids of a list, a tuple, an array (`array`, NumPy: anything with a buffer of integers), or bytes.
-pub(crate) fn ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let id = |(at, item): (usize, Bound<'_, PyAny>)| {
+/// Token ids, as cheap to read as their object allows.
+enum Ids<'py> {
+    /// Little-endian integers of 32 bits.
+    Packed(Bound<'py, PyBytes>),
+    /// Numbers.
+    Numbers(Vec<u32>),
+}
+
+// === impl Ids ===
+
+impl<'py> Ids<'py> {
+    /// Of bytes, a list, a tuple, an array (`array`, NumPy: anything with a buffer of integers), or anything that can be iterated.
+    fn of(tokens: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = tokens.cast::<PyBytes>() {
+            return Ok(Self::Packed(bytes.clone()));
+        }
+        let items = match tokens.cast::<PyTuple>() {
+            Ok(tuple) => Some(tuple.clone()),
+            Err(_) => tokens.cast::<PyList>().ok().map(PyListMethods::to_tuple),
+        };
+        match items {
+            Some(items) => match packed(&items) {
+                Some(bytes) => Ok(Self::native(bytes)),
+                None => numbers(items.iter().map(Ok)).map(Self::Numbers),
+            },
+            None => Ok(Self::Numbers(ids(tokens)?)),
+        }
+    }
+
+    /// Of integers of 32 bits in this machine's order.
+    fn native(bytes: Bound<'py, PyBytes>) -> Self {
+        match cfg!(target_endian = "little") {
+            true => Self::Packed(bytes),
+            false => Self::Numbers(words(bytes.as_bytes())),
+        }
+    }
+
+    /// Their number.
+    fn count(&self) -> PyResult<usize> {
+        match self {
+            Self::Packed(bytes) => {
+                let len = bytes.as_bytes().len();
+                if !len.is_multiple_of(ID_BYTES) {
+                    return Err(PyValueError::new_err(format!(
+                        "tokens: {len} bytes are not whole ids of {ID_BYTES} bytes (little-endian)"
+                    )));
+                }
+                Ok(len / ID_BYTES)
+            }
+            Self::Numbers(numbers) => Ok(numbers.len()),
+        }
+    }
+}
+
+/// The items as native integers of 32 bits; `None` if one of them is none. Python packs them in half the time that reading them from
+/// here takes: its stable interface has a call for each item and each number.
+fn packed<'py>(items: &Bound<'py, PyTuple>) -> Option<Bound<'py, PyBytes>> {
+    static STRUCT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = items.py();
+    let packer = STRUCT.import(py, "struct", "Struct").ok()?.call1((format!("{}I", items.len()),)).ok()?;
+    packer.call_method1(intern!(py, "pack"), items.clone()).ok()?.cast_into().ok()
+}
+
+/// The items as numbers.
+fn numbers<'py>(items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> PyResult<Vec<u32>> {
+    let id = |(at, item): (usize, PyResult<Bound<'py, PyAny>>)| {
+        let item = item?;
         item.extract::<u32>().map_err(|_| {
             let item = item.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
             PyValueError::new_err(format!("tokens[{at}] is {item}, not an integer from 0 to {}", u32::MAX))
         })
     };
+    items.enumerate().map(id).collect()
+}
+
+/// Token ids of a list, a tuple, an array (`array`, NumPy: anything with a buffer of integers), or bytes.
+pub(crate) fn ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     if let Ok(list) = tokens.cast::<PyList>() {
-        return list.iter().enumerate().map(id).collect();
+        return numbers(list.iter().map(Ok));
     }
     if let Ok(tuple) = tokens.cast::<PyTuple>() {
-        return tuple.iter().enumerate().map(id).collect();
+        return numbers(tuple.iter().map(Ok));
     }
     if let Ok(view) = PyMemoryView::from(tokens) {
         return from_buffer(view.as_any());
     }
     match tokens.try_iter() {
-        Ok(items) => items.enumerate().map(|(at, item)| id((at, item?))).collect(),
+        Ok(items) => numbers(items),
         Err(_) => {
             let kind = tokens.get_type().name()?;
             Err(PyTypeError::new_err(format!(
@@ -122,9 +183,10 @@ pub(crate) fn ids(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 
 /// The integers of a buffer. Its copy costs less than reading them one by one through Python.
 fn from_buffer(view: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let format: String = view.getattr("format")?.extract()?;
-    let dimensions: usize = view.getattr("ndim")?.extract()?;
-    let width: usize = view.getattr("itemsize")?.extract()?;
+    let py = view.py();
+    let format: String = view.getattr(intern!(py, "format"))?.extract()?;
+    let dimensions: usize = view.getattr(intern!(py, "ndim"))?.extract()?;
+    let width: usize = view.getattr(intern!(py, "itemsize"))?.extract()?;
     let kind = format.trim_start_matches(['@', '=', '<']);
     let wrong = || {
         let text = format!(
@@ -136,11 +198,12 @@ fn from_buffer(view: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         return Err(wrong());
     }
     let is_signed = kind.chars().all(char::is_lowercase);
-    let copy = view.call_method0("tobytes")?;
+    let copy = view.call_method0(intern!(py, "tobytes"))?;
     let bytes = copy.cast::<PyBytes>()?.as_bytes();
-    if (width, is_signed) == (ID_BYTES, false) {
-        return Ok(bytes.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect());
+    if let Some(ids) = narrowed(bytes, width, is_signed) {
+        return Ok(ids);
     }
+    // One is out of range, or they are of one or two bytes.
     let value = |bytes: &[u8]| -> Option<i128> {
         Some(match (bytes.len(), is_signed) {
             (1, false) => bytes[0].into(),
@@ -160,6 +223,29 @@ fn from_buffer(view: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         })
     };
     bytes.chunks_exact(width.max(1)).enumerate().map(id).collect()
+}
+
+/// Integers of 32 or 64 bits as token ids; `None` if one is out of range, or for other widths. Two loops without a branch inside, so that
+/// several integers are read at once: a negative one has its highest bit set.
+fn narrowed(bytes: &[u8], width: usize, is_signed: bool) -> Option<Vec<u32>> {
+    match (width, is_signed) {
+        (ID_BYTES, false) => Some(words(bytes)),
+        (ID_BYTES, true) => {
+            let ids = words(bytes);
+            (ids.iter().fold(0, |bits, id| bits | id) <= i32::MAX as u32).then_some(ids)
+        }
+        (8, _) => {
+            let values = bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+            let bits = values.clone().fold(0, |bits, value| bits | value);
+            (bits <= u64::from(u32::MAX)).then(|| values.map(|value| value as u32).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Native integers of 32 bits.
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect()
 }
 
 /// The number of a prompt's tokens.
