@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
 pub mod config;
+mod contents;
 pub mod discovery;
 pub mod inherited;
 mod listening;

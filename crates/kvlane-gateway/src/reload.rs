@@ -10,6 +10,7 @@
 //! do workers they added.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use kvlane_control::controller::WORKERS_MAX;
@@ -81,6 +82,8 @@ const POOL_TOKENS: &str = "routing.pools.*.tokenizer";
 pub struct Reloaded {
     /// Keys with a changed value.
     pub changed: Vec<String>,
+    /// Files that the configuration names and whose content has changed, such as those of keys and certificates.
+    pub files: Vec<PathBuf>,
     /// Keys that keep their running value until a restart.
     pub needs_restart: Vec<&'static str>,
     /// Workers that join.
@@ -99,18 +102,19 @@ impl Serving {
     /// # Errors
     /// Why it is invalid; nothing changes.
     pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
-        let _turn = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        // The content of these files may have changed.
-        let reads_files = !next.files().is_empty();
-        let reloaded = self.take_over(next).inspect_err(|why| self.refuse_reload(why))?;
+        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = contents.again(next.files());
+        let mut reloaded = self.take_over(next).inspect_err(|why| self.refuse_reload(why))?;
+        reloaded.files = contents.changed(&read);
+        *contents = read;
         self.fleet.reloads.succeeded(reloaded.needs_restart.clone());
-        let unchanged = reloaded == Reloaded::default() && !reads_files;
+        let unchanged = reloaded == Reloaded::default();
         self.note_reload(if unchanged { "unchanged" } else { "applied" });
         if !reloaded.needs_restart.is_empty() {
             tracing::warn!(keys = ?reloaded.needs_restart, "changed keys that take effect only after a restart");
         }
-        let Reloaded { changed, joining, leaving, replaced, .. } = &reloaded;
-        tracing::info!(?changed, ?joining, ?leaving, ?replaced, "configuration reloaded");
+        let Reloaded { changed, files, joining, leaving, replaced, .. } = &reloaded;
+        tracing::info!(?changed, ?files, ?joining, ?leaving, ?replaced, "configuration reloaded");
         Ok(reloaded)
     }
 

@@ -49,6 +49,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::contents::Contents;
 use crate::discovery::Sources;
 use crate::inherited::Inherited;
 use crate::listening::{Listeners, Listening, bind_one};
@@ -82,8 +83,8 @@ pub struct Serving {
     config: ArcSwap<Config>,
     /// Find workers.
     pub(crate) sources: Sources,
-    /// Held during a reload.
-    pub(crate) reloading: Mutex<()>,
+    /// What was in the files of the configuration; whoever holds it reloads.
+    pub(crate) contents: Mutex<Contents>,
     /// Asks clients to leave.
     retire: CancellationToken,
     /// Stops accepting, and reading new requests.
@@ -211,7 +212,7 @@ impl Serving {
         at_once.open.cancel();
         let opening = clients.when_ready(accepting.open.clone())?;
         let replicas = config.replicas.address().map_err(invalid)?;
-        let replicas = replicas.map(|address| bind_one(address, "replicas.listen")).transpose()?;
+        let replicas = replicas.map(|place| bind_one(place, "replicas.listen")).transpose()?;
         let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
         let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
@@ -381,6 +382,7 @@ impl Serving {
         // After the configuration's workers: a URL that both name is theirs.
         sources.configure(&config.discovery);
         fleet.start.populate();
+        let contents = Mutex::new(Contents::read(config.files()));
         Ok(Self {
             address,
             health_address,
@@ -392,7 +394,7 @@ impl Serving {
             exchange,
             config: ArcSwap::from_pointee(config),
             sources,
-            reloading: Mutex::default(),
+            contents,
             retire,
             stop,
             kill: end,

@@ -246,7 +246,12 @@ async fn a_reload_adds_and_removes_keys() {
     assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401), "as before");
     std::fs::write(&ours, format!("bob user {}\n", KeyHash::of("k-bob").to_hex())).expect("written");
     std::fs::write(&fleets, "sk-2").expect("written");
-    gateway.serving().reload(config).expect("right");
+    let mut files = gateway.serving().reload(config.clone()).expect("right").files;
+    files.sort();
+    let mut both = [ours.path(), fleets.path()];
+    both.sort();
+    assert_eq!(files, both, "what has changed is named");
+    assert_eq!(gateway.serving().reload(config).expect("right").files, [] as [&std::path::Path; 0]);
     assert_eq!((status("ann").await, served("bob", "Bearer sk-2").await), (401, 200));
     gateway.end().await;
 }
