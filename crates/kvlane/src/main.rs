@@ -62,6 +62,7 @@ fn main() -> std::process::ExitCode {
     } else {
         log.with_ansi(has_colours()).with_target(false).init();
     }
+    let serves = matches!(command, Command::Serve(_) | Command::Epp(_));
     let done = match command {
         Command::Serve(args) => commands::serve::run(&args, Mode::Gateway, json),
         Command::Epp(args) => commands::serve::run(&args, Mode::Picker, json),
@@ -77,6 +78,8 @@ fn main() -> std::process::ExitCode {
     };
     match done {
         Ok(code) => code,
+        // `kvlane config | head`: the reader has what it wants.
+        Err(error) if !serves && is_closed_output(&error) => std::process::ExitCode::SUCCESS,
         Err(error) if json => {
             tracing::error!(error = told_once(&error), "kvlane failed");
             std::process::ExitCode::FAILURE
@@ -96,6 +99,12 @@ fn fail(error: &anyhow::Error) -> std::process::ExitCode {
     // If stderr is closed, the error cannot be reported.
     let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
     std::process::ExitCode::FAILURE
+}
+
+/// Whether what reads the output of a command has closed it.
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    let is_closed = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.root_cause().downcast_ref().is_some_and(is_closed)
 }
 
 /// An error with its causes. A cause that an error already contains is not repeated.

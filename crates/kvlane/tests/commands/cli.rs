@@ -201,6 +201,16 @@ fn what_config_prints_check_takes() {
 }
 
 #[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    for args in [&["config"][..], &["config", "--schema"], &["completions", "bash"], &["doctor", "--help"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = kvlane(args).stdout(writer).output().expect("it starts");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{args:?}");
+    }
+}
+
+#[test]
 fn check_shows_what_the_flags_make_of_it() {
     let urls = ["http://a:1", "http://b:2"];
     let output = run(&[
