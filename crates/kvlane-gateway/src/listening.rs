@@ -10,7 +10,7 @@
 //!   connections to the successor's queue, and the pause is left out.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener as Bound};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener as Bound, ToSocketAddrs as _};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -117,9 +117,22 @@ const FOREIGN: &str =
 ///
 /// # Errors
 /// The address cannot be bound.
-pub(crate) fn bind_one(address: SocketAddr, field: &str) -> io::Result<Bound> {
+fn bind_one(address: SocketAddr, field: &str) -> io::Result<Bound> {
     let mut listening = Listening::bind(address, 1).map_err(|error| failed(address, field, error, ""))?;
     Ok(listening.sockets.remove(0))
+}
+
+/// A socket at a host's first address. A name is resolved once, before anything is served.
+pub(crate) fn bind_named((host, port): (&str, u16), field: &str) -> io::Result<Bound> {
+    let unknown =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve {host} ({field}): {error}"));
+    let address = match host {
+        // As for the other listeners.
+        "localhost" => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        _ => (host, port).to_socket_addrs().map_err(unknown)?.next(),
+    };
+    let address = address.ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
+    bind_one(address, field)
 }
 
 fn failed(address: SocketAddr, field: &str, error: io::Error, taken: &str) -> io::Error {
@@ -320,13 +333,21 @@ mod tests {
 
     /// How long a test waits before it fails.
     const PATIENCE: Duration = Duration::from_secs(30);
-    const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+    const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     #[test]
     fn every_thread_gets_a_socket_on_the_same_port() {
         let sockets = Listening::bind(ANY_PORT, 3).expect("sockets").sockets;
         let addresses: Vec<_> = sockets.iter().map(|socket| socket.local_addr().expect("bound")).collect();
         assert_eq!(addresses, [addresses[0]; 3]);
+    }
+
+    #[test]
+    fn localhost_is_the_loopback_address_that_the_other_listeners_have() {
+        let bound = bind_named(("localhost", 0), "replicas.listen").expect("bound");
+        assert_eq!(bound.local_addr().expect("an address").ip(), Ipv4Addr::LOCALHOST);
+        let other = bind_named(("127.0.0.2", 0), "replicas.listen").expect("bound");
+        assert_eq!(other.local_addr().expect("an address").ip(), Ipv4Addr::new(127, 0, 0, 2));
     }
 
     #[test]

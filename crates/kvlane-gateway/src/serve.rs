@@ -52,7 +52,7 @@ use crate::config::Config;
 use crate::contents::Contents;
 use crate::discovery::Sources;
 use crate::inherited::Inherited;
-use crate::listening::{Listeners, Listening, bind_one};
+use crate::listening::{Listeners, Listening, bind_named};
 use crate::mode::Mode;
 use crate::relays::{Accepting, Relay};
 use crate::threads::{cores, runtime, thread};
@@ -212,7 +212,7 @@ impl Serving {
         at_once.open.cancel();
         let opening = clients.when_ready(accepting.open.clone())?;
         let replicas = config.replicas.address().map_err(invalid)?;
-        let replicas = replicas.map(|place| bind_one(place, "replicas.listen")).transpose()?;
+        let replicas = replicas.map(|place| bind_named(place, "replicas.listen")).transpose()?;
         let (retire, stop) = (CancellationToken::new(), CancellationToken::new());
         let (kill, connections) = (CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();

@@ -12,7 +12,8 @@ use kvlane_http::tls::Mutual;
 section! {
     /// Exchange of requests in flight and of sent prompts with other replicas of the gateway (docs/replicas.md).
     pub struct Replicas {
-        /// The address at which other replicas are heard, as in `0.0.0.0:3006`; null, and no `broker`: nothing is exchanged.
+        /// The address at which other replicas are heard, as in `0.0.0.0:3006`, or a host name of this machine with a port; null, and
+        /// no `broker`: nothing is exchanged.
         pub listen: Option<String> = None;
         /// The addresses of the replicas, as in `kvlane-replicas.default.svc:3006` for a headless Service, or one
         /// `host:port` for each. Every address of a host name is a replica; the gateway's own are skipped.
@@ -92,18 +93,15 @@ impl Replicas {
         Ok(())
     }
 
-    /// The address to listen on, if there is one.
+    /// The host and the port to listen on, if there are any: an IP address, or a name that is to be resolved.
     ///
     /// # Errors
-    /// It is not an address with a port.
-    pub fn address(&self) -> Result<Option<SocketAddr>, ConfigError> {
+    /// It is neither.
+    pub fn address(&self) -> Result<Option<(&str, u16)>, ConfigError> {
         let Some(listen) = &self.listen else { return Ok(None) };
-        match listen.parse() {
-            Ok(address) => Ok(Some(address)),
-            Err(_) => wrong(
-                "replicas.listen",
-                format!("'{listen}' is not an IP address with a port, as in 0.0.0.0:3006"),
-            ),
+        match host_and_port(listen) {
+            Some(place) => Ok(Some(place)),
+            None => wrong("replicas.listen", format!("'{listen}' is not HOST:PORT, as in 0.0.0.0:3006")),
         }
     }
 
@@ -252,23 +250,25 @@ impl Broker {
 impl Seed {
     fn parse(peer: &str) -> Result<Self, String> {
         let wrong = || format!("'{peer}' is not HOST:PORT, as in kvlane-replicas:3006");
-        let (host, port) = peer.rsplit_once(':').ok_or_else(wrong)?;
-        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let good = match bare {
-            Some(bare) => bare.parse::<IpAddr>().is_ok(),
-            None => !host.is_empty() && !host.contains(['/', ':', ' ', '@', '[', ']']),
-        };
-        if !good {
-            return Err(wrong());
-        }
-        Ok(Self { host: bare.unwrap_or(host).to_owned(), port })
+        let (host, port) = host_and_port(peer).filter(|(_, port)| *port != 0).ok_or_else(wrong)?;
+        Ok(Self { host: host.to_owned(), port })
     }
 
     /// The address, if it needs no resolution.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         Some(SocketAddr::new(self.host.parse().ok()?, self.port))
     }
+}
+
+/// A host name or an IP address, without brackets, and a port.
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_good = match bare {
+        Some(bare) => bare.parse::<IpAddr>().is_ok(),
+        None => !host.is_empty() && !host.contains(['/', ':', ' ', '@', '[', ']']),
+    };
+    Some((bare.unwrap_or(host), port.parse().ok()?)).filter(|_| is_good)
 }
 
 #[cfg(test)]
@@ -345,8 +345,25 @@ mod tests {
         assert_eq!(config.validate().expect_err("nowhere to listen").field, "replicas.listen");
         let config = Replicas { listen: Some("0.0.0.0:3006".into()), ..config };
         assert_eq!(config.validate(), Ok(()));
-        let named = Replicas { listen: Some("localhost:3006".into()), ..config.clone() };
-        assert_eq!(named.validate().expect_err("a name").field, "replicas.listen");
+        let listening = |on: &str| Replicas { listen: Some(on.into()), ..config.clone() };
+        for (on, place) in [
+            ("localhost:3006", ("localhost", 3006)),
+            ("[::1]:3006", ("::1", 3006)),
+            ("10.0.0.7:0", ("10.0.0.7", 0)),
+        ] {
+            assert_eq!(listening(on).address(), Ok(Some(place)));
+        }
+        for on in [
+            "localhost",
+            "localhost:",
+            ":3006",
+            "localhost:65536",
+            "http://localhost:3006",
+            "a b:1",
+            "::1:3006",
+        ] {
+            assert_eq!(listening(on).validate().expect_err(on).field, "replicas.listen");
+        }
         let half = Replicas { ca: Some("ca.pem".into()), ..config.clone() };
         assert!(half.tls().is_err_and(|error| error.field == "replicas.certificate"));
         assert!(config.tls().is_ok_and(|tls| tls.is_none()));

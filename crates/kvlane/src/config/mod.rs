@@ -586,7 +586,7 @@ mod tests {
             ("--dns-discovery http://10.0.0.1:8000", ["discovery.dns[0]", "no host name"]),
             ("--replicas-peer a:3006", ["replicas.listen", "needs an address"]),
             ("--replicas-listen 0.0.0.0:3006 --replicas-peer a", ["replicas.peers[0]", "HOST:PORT"]),
-            ("--replicas-listen localhost:3006", ["replicas.listen", "IP address"]),
+            ("--replicas-listen localhost", ["replicas.listen", "HOST:PORT"]),
         ] {
             let error = format!("{:#}", discovery(flags).expect_err(flags));
             for word in words {

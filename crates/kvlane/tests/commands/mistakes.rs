@@ -95,7 +95,7 @@ const SETTINGS: &[(&[&str], &[&str])] = &[
     (&["--api-keys-file", "/nowhere/keys"], &["auth.keys_file", "/nowhere/keys"]),
     (&["--service-discovery"], &["discovery.kubernetes", "nothing names the pods"]),
     (&["--dns-discovery", "vllm:8000"], &["discovery.dns[0]", "vllm:8000"]),
-    (&["--replicas-listen", "localhost:3006"], &["replicas.listen", "IP address"]),
+    (&["--replicas-listen", "localhost"], &["replicas.listen", "HOST:PORT"]),
     (&["--kv-event-source", "tcp://gpu:5557"], &["--kv-event-source", "WORKER=ENDPOINT"]),
 ];
 
