@@ -39,6 +39,8 @@ pub enum AskError {
         path: String,
         /// What failed.
         error: UpstreamError,
+        /// Whether the server is spoken to with TLS.
+        tls: bool,
     },
     /// The answer is too long.
     #[error("{method} {path} answered more than {bytes_max} bytes")]
@@ -229,7 +231,7 @@ async fn exchange(
     let named = || (method.clone(), path.to_owned());
     let broken = |error| {
         let (method, path) = named();
-        AskError::Upstream { method, path, error }
+        AskError::Upstream { method, path, error, tls: upstream.address.tls }
     };
     let exchange = async {
         let answer = connections.send(upstream, method, head.as_bytes(), body, || ()).await;

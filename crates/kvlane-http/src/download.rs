@@ -93,7 +93,8 @@ impl Step {
     async fn ask(&self, bytes_max: usize) -> Result<(StatusCode, HeaderMap, Bytes), AskError> {
         let connections = Connections::new(ConnectionsConfig::default(), Arc::default());
         let (method, path) = (Method::GET, &self.path);
-        let broken = |error| AskError::Upstream { method: Method::GET, path: path.clone(), error };
+        let tls = self.upstream.address.tls;
+        let broken = |error| AskError::Upstream { method: Method::GET, path: path.clone(), error, tls };
         let key = self.upstream.authorization();
         let key = key.map_or_else(String::new, |key| format!("authorization: {key}\r\n"));
         let head = format!(

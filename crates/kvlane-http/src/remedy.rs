@@ -20,12 +20,14 @@ impl AskError {
     }
 
     fn remedy(&self) -> Option<&'static str> {
-        let Self::Upstream { error, .. } = self else { return None };
+        let Self::Upstream { error, tls, .. } = self else { return None };
         match error {
             UpstreamError::Connect(error) => of_connecting(error),
             UpstreamError::ConnectTimeout(_) => Some("no reply; correct the address, or open the firewall"),
             // A server for TLS answers plain HTTP with an alert, or closes the connection.
-            UpstreamError::Garbage(_) | UpstreamError::Broken(_) => Some(WRITE_HTTPS),
+            UpstreamError::Garbage(_) | UpstreamError::Broken(_) if !tls => Some(WRITE_HTTPS),
+            UpstreamError::Garbage(_) => Some("it is no HTTP/1.1 server; correct the port"),
+            UpstreamError::Broken(_) => Some("the server closed the connection; its log may say why"),
             UpstreamError::Stale(_) | UpstreamError::Silent(_) => None,
         }
     }
@@ -85,7 +87,8 @@ mod tests {
     fn a_failed_handshake_says_what_to_do() {
         let said = |error: rustls::Error| {
             let error = UpstreamError::Connect(io::Error::new(io::ErrorKind::InvalidData, error));
-            AskError::Upstream { method: http::Method::GET, path: "/health".into(), error }.with_remedy()
+            AskError::Upstream { method: http::Method::GET, path: "/health".into(), error, tls: true }
+                .with_remedy()
         };
         for (error, remedy) in [
             (rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType), "write http://"),
@@ -96,5 +99,15 @@ mod tests {
             let said = said(error);
             assert!(said.contains(remedy), "{said}");
         }
+    }
+
+    #[test]
+    fn https_is_advised_only_where_it_is_not_spoken() {
+        let said = |tls: bool| {
+            let error = UpstreamError::Broken(io::ErrorKind::ConnectionReset.into());
+            AskError::Upstream { method: http::Method::GET, path: "/health".into(), error, tls }.with_remedy()
+        };
+        assert!(said(false).contains(WRITE_HTTPS));
+        assert!(!said(true).contains("https") && said(true).contains("its log"), "{}", said(true));
     }
 }

@@ -189,8 +189,9 @@ mod tests {
 
     #[test]
     fn a_probe_problem_says_what_to_do() {
-        let upstream =
-            |error| of_error(&AskError::Upstream { method: Method::GET, path: "/health".into(), error });
+        let upstream = |error| {
+            of_error(&AskError::Upstream { method: Method::GET, path: "/health".into(), error, tls: false })
+        };
         let refused = upstream(UpstreamError::Connect(io::ErrorKind::ConnectionRefused.into()));
         assert!(
             refused.starts_with("GET /health: cannot connect: ") && refused.contains("start the server"),
