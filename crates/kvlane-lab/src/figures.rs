@@ -220,7 +220,10 @@ pub enum Overload {
     SomeEngines,
 }
 
-/// Mean TTFT from which a run counts as overloaded, in multiples of the goodput limit.
+/// Mean TTFT of WARM requests from which a run counts as overloaded, in multiples of the goodput limit: there is little to compute for
+/// them, so they have waited for others.
+const OVERLOAD_WARM_FACTOR: f64 = 1.0;
+/// Mean TTFT of all requests from which it counts as overloaded, too: so long may no prompt take.
 const OVERLOAD_TTFT_FACTOR: f64 = 10.0;
 /// Busy time of the busiest engine over the mean, from which the load counts as uneven.
 const OVERLOAD_IMBALANCE: f64 = 1.5;
@@ -230,8 +233,10 @@ const OVERLOAD_IMBALANCE: f64 = 1.5;
 impl Overload {
     /// The kind of overload that the figures of a run show, if any.
     pub fn of(figures: &Figures, judgement: &Judgement) -> Option<Self> {
-        let ttft_s = figures.get("ttft_mean_s").copied()?;
-        if ttft_s < OVERLOAD_TTFT_FACTOR * judgement.slo_ttft_s {
+        let beyond = |figure: &str, factor: f64| {
+            figures.get(figure).is_some_and(|ttft_s| *ttft_s >= factor * judgement.slo_ttft_s)
+        };
+        if !beyond("warm_ttft_mean_s", OVERLOAD_WARM_FACTOR) && !beyond("ttft_mean_s", OVERLOAD_TTFT_FACTOR) {
             return None;
         }
         let imbalance = figures.get("busy_imbalance").copied().unwrap_or(1.0);
@@ -354,14 +359,20 @@ mod tests {
 
     #[test]
     fn long_waits_are_the_fleets_or_some_engines() {
-        let of = |ttft_mean_s: f64, busy_imbalance: f64| {
-            let figures = [("ttft_mean_s", ttft_mean_s), ("busy_imbalance", busy_imbalance)];
+        let of = |ttft_mean_s: f64, warm_ttft_mean_s: f64, busy_imbalance: f64| {
+            let figures = [
+                ("ttft_mean_s", ttft_mean_s),
+                ("warm_ttft_mean_s", warm_ttft_mean_s),
+                ("busy_imbalance", busy_imbalance),
+            ];
             let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
             Overload::of(&figures, &Judgement::default())
         };
-        assert_eq!(of(19.0, 1.0), None);
-        assert_eq!(of(630.0, 1.1), Some(Overload::Fleet));
-        assert_eq!(of(630.0, 2.4), Some(Overload::SomeEngines));
+        assert_eq!(of(19.0, 1.9, 1.0), None, "its prompts are long");
+        assert_eq!(of(3.6, 2.1, 1.0), Some(Overload::Fleet), "short ones wait, too");
+        assert_eq!(of(3.6, 2.1, 2.4), Some(Overload::SomeEngines));
+        assert_eq!(of(630.0, 0.1, 1.1), Some(Overload::Fleet));
+        assert_eq!(of(630.0, 600.0, 2.4), Some(Overload::SomeEngines));
         assert_eq!(Overload::of(&Figures::new(), &Judgement::default()), None);
     }
 

@@ -355,7 +355,7 @@ fn threads_do_not_show_and_every_request_is_told_of() {
     scenario.seeds = 3;
     let told = std::sync::atomic::AtomicUsize::new(0);
     let progress = |over: usize, total: usize| {
-        assert!(over <= total);
+        assert!(over <= total && (over < 54 || total == 54), "{over} of {total}");
         told.fetch_max(over, std::sync::atomic::Ordering::Relaxed);
     };
     let run = |threads| {

@@ -6,6 +6,7 @@ mod faults;
 mod fleet;
 mod plain;
 mod points;
+mod progress;
 mod run;
 pub mod show;
 

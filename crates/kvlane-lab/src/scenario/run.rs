@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvlane_core::index::{approx, exact, sketch};
@@ -32,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::ci::Interval;
 
 use super::points::{Point, Source, points, retime};
+use super::progress::Progress;
 use super::{Arm, CacheKnowledge, Published, Roles, Scenario, Stage};
 use crate::digest::Digest;
 use crate::figures::{Figures, Judgement, mean, play, request_intervals, seed_intervals, whole};
@@ -453,12 +453,10 @@ impl<'a> Simulation<'a> {
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Vec<Vec<Found>>, RunError> {
         let jobs: Vec<_> = part.units(self.jobs()).map(|job| self.inputs(job)).collect();
-        let total: usize = jobs.iter().map(|(_, point, _)| self.requests(point)).sum();
-        let over = AtomicUsize::new(0);
-        let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
+        let progress = Progress::new(jobs.iter().map(|(_, point, _)| *point), progress);
         let job = |place: usize, (): &mut ()| {
             let (arm, point, seed) = jobs[place];
-            self.job(arm, point, seed, &tell)
+            self.job(arm, point, seed, &progress)
         };
         jobs::run(jobs.len(), threads, &job)
     }
@@ -496,22 +494,14 @@ impl<'a> Simulation<'a> {
         (&self.scenario.policies[arm], &self.points[point], seed)
     }
 
-    /// Approximate number of requests of a point, for a progress bar.
-    fn requests(&self, point: &Point) -> usize {
-        match (&self.source, point.conversations()) {
-            (Source::Trace(read), None) => read.0.requests.len(),
-            (Source::Trace(read), Some(count)) => {
-                count as usize * read.0.requests.len() / read.1.roots.len().max(1)
-            }
-            (Source::Generated(_), None) => self.source.all(1).map_or(0, |all| all.0.requests.len()),
-            (Source::Generated(_), Some(count)) => {
-                self.source.conversations(count, 1).map_or(0, |(trace, _)| trace.requests.len())
-            }
-        }
-    }
-
     /// One policy, one point, one seed: the results of each of the point's cells.
-    fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
+    fn job(
+        &self,
+        arm: &Arm,
+        point: &Point,
+        seed: u32,
+        progress: &Progress<'_>,
+    ) -> Result<Vec<Found>, RunError> {
         let mut world = self.setting.world(arm, seed);
         let keep = self.records && seed == self.scenario.first_seed;
         let content_seed = u64::from(seed);
@@ -519,6 +509,8 @@ impl<'a> Simulation<'a> {
             None => self.source.all(content_seed)?,
             Some(count) => Cow::Owned(self.source.conversations(count, content_seed)?),
         };
+        progress.begin(point, content.0.requests.len());
+        let tell: &dyn Fn() = &|| progress.end_request();
         let stages: Vec<Stage> = match point {
             Point::Load(_) | Point::Clients(..) => Vec::new(),
             Point::Stage(stage) => vec![*stage],
