@@ -5,7 +5,9 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use kvlane_fleet::Fleet;
+use kvlane_fleet::catalogue::ModelSpec;
 use kvlane_fleet::parity::Parity;
+use kvlane_fleet::snapshot::Snapshot;
 use kvlane_proxy::body::{Body, json_response};
 use kvlane_proxy::error::ApiError;
 use serde_json::{Value, json};
@@ -84,15 +86,31 @@ pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
 }
 
 pub(super) fn models(fleet: &Fleet) -> Value {
-    let table = fleet.snapshot();
-    let cards: Vec<&Value> = table.cards.values().collect();
+    let (table, settings) = (fleet.snapshot(), fleet.settings());
+    let of_workers = table.cards.iter().filter(|(name, _)| !settings.models.contains_key(*name));
+    let mut cards: Vec<Value> = of_workers.map(|(_, card)| card.clone()).collect();
+    cards.extend(settings.models.iter().filter_map(|(name, spec)| of_catalogue(&table, name, spec)));
     json!({"object": "list", "data": cards})
+}
+
+/// The card of a name of the catalogue: that of the first of its models that is served, under this name.
+fn of_catalogue(table: &Snapshot, name: &str, spec: &ModelSpec) -> Option<Value> {
+    let models = spec.targets.iter().map(|target| &target.model);
+    let models = models.chain(spec.fallbacks.iter().map(|fallback| &fallback.model));
+    let mut card = models.filter_map(|model| table.cards.get(model)).next()?.clone();
+    card["id"] = name.into();
+    Some(card)
 }
 
 pub(super) fn model(fleet: &Fleet, name: &str) -> Result<Response<Body>, ApiError> {
     let name = percent_decoded(name);
-    match fleet.snapshot().cards.get(&name) {
-        Some(card) => Ok(json_response(StatusCode::OK, card)),
+    let (table, settings) = (fleet.snapshot(), fleet.settings());
+    let card = match settings.models.get(&name) {
+        Some(spec) => of_catalogue(&table, &name, spec),
+        None => table.cards.get(&name).cloned(),
+    };
+    match card {
+        Some(card) => Ok(json_response(StatusCode::OK, &card)),
         None => Err(ApiError::UnknownModel(name)),
     }
 }

@@ -1,10 +1,13 @@
 //! The configuration of pools and of connections to workers.
 
+use std::collections::BTreeMap;
+
 use kvlane_core::block::BYTES_PER_TOKEN;
 use kvlane_core::index::{approx, exact};
 use kvlane_core::{breaker, budget, router, scheduler};
 use kvlane_http::connections::ConnectionsConfig;
 
+use crate::catalogue::ModelSpec;
 use crate::disaggregation::Disaggregation;
 use crate::feed::config::KvEvents;
 use crate::readiness::Bounds;
@@ -15,6 +18,8 @@ use crate::tokenize::Tokens;
 /// The sections of the configuration that pools and connections are made from.
 #[derive(Clone, Default)]
 pub struct Settings {
+    /// `models`.
+    pub models: BTreeMap<String, ModelSpec>,
     /// `routing`.
     pub routing: Routing,
     /// The timing models that `routing` names.

@@ -12,6 +12,7 @@ use kvlane_wire::api::Api;
 
 use crate::error_format::ErrorFormat;
 use crate::limits::{Charge, Left};
+use crate::model::Alias;
 use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
 use crate::timeline::Timeline;
@@ -47,6 +48,7 @@ pub struct Account {
 struct State {
     /// The pool, once it is known.
     pool: Option<Arc<ModelPool>>,
+    alias: Option<Arc<Alias>>,
     left: Left,
     /// What it holds of its client's limits while it waits.
     held: Option<Arc<Charge>>,
@@ -87,8 +89,15 @@ impl Account {
         })
     }
 
-    pub(crate) fn set_pool(&self, pool: &Arc<ModelPool>) {
-        self.state().pool = Some(Arc::clone(pool));
+    /// Sets what serves the request, and the name that its client used if the catalogue has it.
+    pub(crate) fn set_pool(&self, pool: &Arc<ModelPool>, alias: Option<&Arc<Alias>>) {
+        let mut state = self.state();
+        (state.pool, state.alias) = (Some(Arc::clone(pool)), alias.cloned());
+    }
+
+    /// Whether its client is charged for it: not for a copy.
+    pub(crate) fn is_charged(&self) -> bool {
+        self.counted
     }
 
     /// The client is one of several isolated tenants: the endpoint, the reason and the time of each step depend on
@@ -204,7 +213,7 @@ impl Drop for Account {
         if !self.counted {
             return;
         }
-        let State { pool, status, settled, passes_by, .. } = std::mem::take(&mut *self.state());
+        let State { pool, alias, status, settled, passes_by, .. } = std::mem::take(&mut *self.state());
         if passes_by {
             return self.tell(pool.as_deref(), 0, true);
         }
@@ -212,7 +221,8 @@ impl Drop for Account {
         self.proxy.outcomes.note(code);
         let api = self.api.map_or("other", Api::name);
         self.tell(pool.as_deref(), status, settled);
-        let model = pool.map_or_else(String::new, |pool| pool.model.clone());
+        let of_pool = || pool.map_or_else(String::new, |pool| pool.model.clone());
+        let model = alias.map_or_else(of_pool, |alias| alias.asked.clone());
         self.proxy.fleet.metrics.requests.requests.get_or_create(&RequestLabels { model, api, code }).inc();
     }
 }

@@ -10,6 +10,7 @@ use crate::account::Account;
 use crate::attributes::Attributes;
 use crate::error::ApiError;
 use crate::limits::{Ask, Charge, Limited};
+use crate::model::Alias;
 use crate::proxy::Proxy;
 
 /// Tokens that an answer is charged until its end, where tenants are isolated.
@@ -21,11 +22,14 @@ const NAME_CHARS_MAX: usize = 200;
 /// Admits a request if its client is within its limits.
 pub(super) fn admit(
     proxy: &Arc<Proxy>,
-    served: &Served,
+    (served, alias): (&Served, Option<&Alias>),
     attributes: Attributes,
     prompt_tokens: u32,
     account: &Account,
 ) -> Result<Option<Arc<Charge>>, ApiError> {
+    if !account.is_charged() {
+        return Ok(None);
+    }
     let pool = &served.pool;
     let output_tokens = || {
         let usual = match proxy.settings().auth.isolate_tenants {
@@ -37,8 +41,8 @@ pub(super) fn admit(
     };
     let ask = Ask {
         tenant: attributes.tenant(),
-        model: &pool.model,
-        adapter: served.adapter.as_deref(),
+        model: alias.map_or(&pool.model, |alias| &alias.asked),
+        adapter: served.adapter.as_deref().filter(|_| alias.is_none()),
         prompt_tokens,
         output_tokens: &output_tokens,
     };

@@ -279,6 +279,11 @@ impl Attributes {
         self.tenant
     }
 
+    /// Its conversation, if it names one.
+    pub(crate) fn session(&self) -> Option<SessionKey> {
+        self.session
+    }
+
     /// The longest answer it asks for.
     pub fn output_tokens_max(&self) -> Option<u32> {
         self.output_tokens_max

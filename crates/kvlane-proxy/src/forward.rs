@@ -25,11 +25,14 @@ use crate::engine_request::RANK;
 use crate::error::ApiError;
 use crate::hedge::{self, Sending};
 use crate::lease::Lease;
+use crate::mirror;
+use crate::model::{Alias, Chain};
 use crate::objects::Origin;
 use crate::passed;
 use crate::placement_headers::mark;
 use crate::proxy::Proxy;
 use crate::relay::{Limits, Relay};
+use crate::renamed::{Renamed, names_model};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
@@ -48,16 +51,37 @@ pub(super) async fn forward(
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
+    let mut chain = Chain::default();
     loop {
         let body = body.clone();
-        match serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline)).await {
-            Err(error) => wait.after(error).await?,
+        match serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline), &mut chain).await {
+            Err(error) => {
+                if let Err(error) = chain.after(error) {
+                    wait.after(error).await?;
+                }
+            }
             answered => return answered,
         }
     }
 }
 
+/// Answers a request from the endpoints that there are, as far as it has come in the catalogue.
+pub(super) async fn once(
+    proxy: &Arc<Proxy>,
+    upstreams: &Arc<Connections>,
+    row: Option<&'static EnginePath>,
+    parts: &Parts,
+    body: Bytes,
+    account: &Arc<Account>,
+    chain: &mut Chain,
+) -> Result<Response<Body>, ApiError> {
+    let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
+    let deadline = Instant::now() + deadlines.total;
+    serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline), chain).await
+}
+
 /// Answers a client request from the endpoints that there are.
+#[expect(clippy::too_many_arguments, reason = "the parts of a request live in different places")]
 async fn serve(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
@@ -66,14 +90,21 @@ async fn serve(
     body: Bytes,
     account: &Arc<Account>,
     (deadlines, deadline): (Deadlines, Instant),
+    chain: &mut Chain,
 ) -> Result<Response<Body>, ApiError> {
     let api = row.and_then(EnginePath::api);
     let (routed, salted) = match api {
-        Some(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
-        None => passed::route(proxy, row, parts, &body, account, deadline)?,
+        Some(api) => route(proxy, upstreams, api, chain, parts, &body, account, deadline).await?,
+        None => passed::route(proxy, row, chain, parts, &body, account, deadline)?,
     };
+    if let Some(model) = chain.take_mirror() {
+        mirror::send(proxy, upstreams, row, parts, &body, model);
+    }
     let body = salted.unwrap_or(body);
-    account.set_pool(&routed.served.pool);
+    account.set_pool(&routed.served.pool, routed.alias.as_ref());
+    if let Some(alias) = &routed.alias {
+        proxy.fleet.metrics.note_target(&alias.asked, &alias.model, alias.why());
+    }
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(proxy, &routed, excluded_for(&routed, parts), deadlines);
@@ -109,11 +140,16 @@ async fn serve(
                 let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
+                if let Some(alias) = &routed.alias {
+                    alias.mark(&mut answer.headers);
+                }
+                let alias = routed.alias.clone().filter(|alias| alias.renames());
                 let transcript = Continuation::transcript(proxy, account, api, &body, &answer);
                 let Some(transcript) = transcript else {
                     let makes = makes_object(row, parts) && answer.status.is_success();
                     let origin = Origin { worker: lease.worker.id, tenant: routed.attributes.tenant() };
-                    return Ok(relay(answer, Some(lease), account, limits, makes.then_some(origin)));
+                    let answer = relay(answer, Some(lease), account, limits, makes.then_some(origin));
+                    return Ok(renamed(answer, alias.as_deref()));
                 };
                 drop(attempts);
                 let (proxy, upstreams) = (Arc::clone(proxy), Arc::clone(upstreams));
@@ -121,7 +157,8 @@ async fn serve(
                 let excluded = excluded_for(&routed, &parts);
                 let routed = Routed { may_split: false, ..routed };
                 let asked = Asked { proxy, upstreams, parts, account, routed, excluded };
-                return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
+                let answer = continued(answer, lease, limits, Continuation::new(transcript, asked));
+                return Ok(renamed(answer, alias.as_deref()));
             }
             // Without a lease: the engine has finished with this request.
             outcome => {
@@ -204,6 +241,15 @@ fn continued(
     let account = Arc::clone(continuation.account());
     let relay = Relay::new(status, &headers, body, Some(lease), account, limits);
     response(status, headers, ContinuedRelay::new(relay, continuation))
+}
+
+/// An answer with the name of the model that the client used.
+fn renamed(answer: Response<Body>, alias: Option<&Alias>) -> Response<Body> {
+    let Some(alias) = alias.filter(|_| names_model(answer.headers())) else { return answer };
+    answer.map(|body| match body {
+        Body::Relay(relay) => Body::Relay(Box::pin(Renamed::new(relay, alias))),
+        whole => whole,
+    })
 }
 
 fn response(

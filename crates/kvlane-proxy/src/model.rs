@@ -1,11 +1,18 @@
-//! The model of a request: the one that it names, or the default one.
+//! The model of a request: the one that it names, or the default one, and what serves it by the catalogue (`models`).
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use kvlane_core::decision::Rejection;
+use kvlane_fleet::catalogue::{ModelSpec, Traits};
 use kvlane_fleet::snapshot::Served;
+use kvlane_wire::edit;
+use kvlane_wire::openai::ParseError;
 
 use crate::admission::{named_pool, no_endpoint};
+use crate::auth::identity;
 use crate::error::ApiError;
 use crate::proxy::Proxy;
 
@@ -14,31 +21,125 @@ use crate::proxy::Proxy;
 const HEADERS: [&str; 3] = ["x-kvlane-model", "x-gateway-model-name", "model"];
 /// Most names in an error.
 const CHOICES_MAX: usize = 8;
+/// The model that answers, where the client used another name.
+const MODEL: HeaderName = HeaderName::from_static("x-router-model");
+/// Why a fallback answers.
+const FALLBACK: HeaderName = HeaderName::from_static("x-router-fallback");
 
-/// What serves the model that a request names: in its body, form or query (`named`), or in a header. If it names none, what
-/// serves `routing.default_model`, or the only model.
+/// What serves a request.
+pub(super) struct Chosen {
+    pub(super) served: Arc<Served>,
+    /// The name that it was asked for by, if the catalogue has it.
+    pub(super) alias: Option<Arc<Alias>>,
+}
+
+/// A name of the catalogue, and the model that serves it now.
+#[derive(Debug)]
+pub(crate) struct Alias {
+    /// The name that the client used.
+    pub(super) asked: String,
+    /// The name under which workers serve the model.
+    pub(super) model: String,
+    /// Why it is a fallback, if it is one.
+    fallback: Option<&'static str>,
+}
+
+/// How far a request has come in the entry of the catalogue that serves it.
+#[derive(Default)]
+pub(super) struct Chain {
+    /// 0 is the target, others are the fallbacks.
+    link: usize,
+    /// Number of fallbacks, once the entry is known.
+    fallbacks: usize,
+    /// Why the target cannot serve it.
+    first: Option<ApiError>,
+    /// A copy goes to this model.
+    mirror: Option<String>,
+    /// It is a copy for this model.
+    copy_for: Option<String>,
+}
+
+/// What of a request decides what serves it.
+pub(super) struct Request<'a> {
+    pub(super) parts: &'a Parts,
+    /// The model that its body, form or query names.
+    pub(super) named: Option<&'a str>,
+    /// A hash of its conversation.
+    pub(super) conversation: &'a dyn Fn() -> u64,
+    pub(super) has_tools: bool,
+}
+
+/// What serves the model that a request names: in its body, form or query, or in a header. If it names none, what serves
+/// `routing.default_model`, or the only model.
 ///
 /// # Errors
 /// Nothing serves it, or the request names no model, there are several, and none is the default.
-pub(super) fn served(proxy: &Proxy, parts: &Parts, named: Option<&str>) -> Result<Arc<Served>, ApiError> {
-    let header = |name: &&str| parts.headers.get(*name)?.to_str().ok().filter(|model| !model.is_empty());
-    if let Some(model) = named.or_else(|| HEADERS.iter().find_map(header)) {
-        return named_pool(proxy, model);
+pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) -> Result<Chosen, ApiError> {
+    let header =
+        |name: &&str| request.parts.headers.get(*name)?.to_str().ok().filter(|model| !model.is_empty());
+    let settings = proxy.fleet.settings();
+    let default = || settings.routing.default_model.as_deref();
+    let named = request.named.or_else(|| HEADERS.iter().find_map(header)).or_else(default);
+    let Some(name) = named else {
+        let served = only(proxy)?;
+        return Ok(Chosen { served, alias: None });
+    };
+    match settings.models.get(name) {
+        None => Ok(Chosen { served: named_pool(proxy, name)?, alias: None }),
+        Some(spec) => by_catalogue(proxy, request, chain, name, spec),
     }
-    if let Some(model) = &proxy.fleet.settings().routing.default_model {
-        return named_pool(proxy, model);
-    }
+}
+
+fn by_catalogue(
+    proxy: &Proxy,
+    request: &Request<'_>,
+    chain: &mut Chain,
+    name: &str,
+    spec: &ModelSpec,
+) -> Result<Chosen, ApiError> {
+    chain.fallbacks = spec.fallbacks.len();
+    let conversation = (request.conversation)();
+    let headers = &request.parts.headers;
+    let traits = Traits {
+        header: &|name| headers.get(name)?.to_str().ok(),
+        key: identity(request.parts).map(|identity| &*identity.name),
+        conversation,
+    };
+    let model = match (&chain.copy_for, chain.link) {
+        (Some(model), _) => model.clone(),
+        (None, 0) => {
+            chain.mirror = spec.mirrored(conversation).map(str::to_owned);
+            let target = spec.target(&traits).map(|target| target.model.clone());
+            target.ok_or_else(|| ApiError::UnknownModel(name.into()))?
+        }
+        (None, link) => match spec.fallbacks.get(link - 1) {
+            Some(fallback) if fallback.tools || !request.has_tools => fallback.model.clone(),
+            _ => return Err(ApiError::UnknownModel(name.into())),
+        },
+    };
+    let served = named_pool(proxy, &model)?;
+    let fallback = chain.first.as_ref().map(why);
+    Ok(Chosen { served, alias: Some(Arc::new(Alias { asked: name.into(), model, fallback })) })
+}
+
+/// The only model.
+fn only(proxy: &Proxy) -> Result<Arc<Served>, ApiError> {
     let table = proxy.fleet.snapshot();
     match &table.pools[..] {
         [] => Err(no_endpoint(proxy, String::new())),
         [pool] => named_pool(proxy, &pool.model),
-        _ => Err(ApiError::MissingField(choose(table.by_name.keys().map(String::as_str).collect()))),
+        _ => {
+            let of_catalogue = proxy.fleet.settings();
+            let names = table.by_name.keys().chain(of_catalogue.models.keys());
+            Err(ApiError::MissingField(choices(names.map(String::as_str).collect())))
+        }
     }
 }
 
 /// Says which models there are.
-fn choose(mut names: Vec<&str>) -> String {
+fn choices(mut names: Vec<&str>) -> String {
     names.sort_unstable();
+    names.dedup();
     let more = names.len().saturating_sub(CHOICES_MAX);
     names.truncate(CHOICES_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more (GET /v1/models)") };
@@ -49,6 +150,97 @@ fn choose(mut names: Vec<&str>) -> String {
     )
 }
 
+/// A body, which must be a JSON object, with this model.
+pub(super) fn with_model(body: &[u8], model: &str) -> Result<Bytes, ParseError> {
+    let text = std::str::from_utf8(body).map_err(|error| ParseError::NotUtf8 { at: error.valid_up_to() })?;
+    Ok(edit::with_model(text, model).map_err(ParseError::from)?.into())
+}
+
+/// Why a fallback is tried after this error of the target, as `x-router-fallback` and metrics say it.
+fn why(error: &ApiError) -> &'static str {
+    match error {
+        ApiError::UnknownModel(_) => "not_served",
+        ApiError::NoEndpoint { .. } | ApiError::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint",
+        ApiError::Rejected { .. } => "queue_full",
+        _ => "failed",
+    }
+}
+
+// === impl Alias ===
+
+impl Alias {
+    /// Whether the engine knows the model by another name than the client.
+    pub(super) fn renames(&self) -> bool {
+        self.asked != self.model
+    }
+
+    /// Sets the headers that say which model answers.
+    pub(super) fn mark(&self, headers: &mut HeaderMap) {
+        if let Ok(model) = HeaderValue::try_from(&self.model) {
+            headers.insert(MODEL, model);
+        }
+        headers.extend(self.fallback.map(|why| (FALLBACK, HeaderValue::from_static(why))));
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(asked: &str, model: &str) -> Self {
+        Self { asked: asked.into(), model: model.into(), fallback: None }
+    }
+
+    /// What it is to the entry of the catalogue.
+    pub(super) fn why(&self) -> &'static str {
+        self.fallback.unwrap_or("target")
+    }
+}
+
+// === impl Chain ===
+
+impl Chain {
+    /// That of a copy of a request.
+    pub(super) fn of_copy(model: String) -> Self {
+        Self { copy_for: Some(model), ..Self::default() }
+    }
+
+    /// Goes on to the next fallback after this error.
+    ///
+    /// # Errors
+    /// The target's error, if there is no fallback left, or if another model would fail in the same way.
+    pub(super) fn after(&mut self, error: ApiError) -> Result<(), ApiError> {
+        let elsewhere = matches!(
+            error,
+            ApiError::UnknownModel(_)
+                | ApiError::NoEndpoint { .. }
+                | ApiError::Rejected {
+                    why: Rejection::NoEndpoint | Rejection::QueueFull | Rejection::QueueTimeout,
+                    ..
+                }
+                | ApiError::Upstream { .. }
+        );
+        let is_left = self.copy_for.is_none() && self.link < self.fallbacks;
+        if self.first.is_none() && !(elsewhere && is_left) {
+            return Err(error);
+        }
+        let first = self.first.get_or_insert(error);
+        if !is_left {
+            let first = std::mem::replace(first, ApiError::NoMemory);
+            *self = Self::default();
+            return Err(first);
+        }
+        self.link += 1;
+        Ok(())
+    }
+
+    /// Whether a fallback is being tried.
+    pub(super) fn is_at_fallback(&self) -> bool {
+        self.link > 0
+    }
+
+    /// The model that gets a copy of the request.
+    pub(super) fn take_mirror(&mut self) -> Option<String> {
+        self.mirror.take()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,11 +248,23 @@ mod tests {
     #[test]
     fn an_error_names_the_choices() {
         assert_eq!(
-            choose(vec!["b", "a"]),
+            choices(vec!["b", "a", "b"]),
             "`model` is missing and several models are served: name one of a, b in the body, or in the header x-kvlane-model"
         );
         let many: Vec<_> = (10..30).map(|n| format!("m{n}")).collect();
-        let text = choose(many.iter().map(String::as_str).collect());
+        let text = choices(many.iter().map(String::as_str).collect());
         assert!(text.contains("m17 and 12 more (GET /v1/models) in the body"), "{text}");
+    }
+
+    #[test]
+    fn the_answer_after_the_last_fallback_is_the_targets_error() {
+        let busy = || ApiError::Rejected { why: Rejection::QueueFull, retry_after_s: 7 };
+        let mut chain = Chain { fallbacks: 2, ..Chain::default() };
+        assert!(chain.after(busy()).is_ok() && chain.is_at_fallback());
+        assert!(chain.after(ApiError::UnknownModel("x".into())).is_ok());
+        let error = chain.after(ApiError::BadPath).expect_err("no fallback is left");
+        assert!(matches!(error, ApiError::Rejected { retry_after_s: 7, .. }), "{error:?}");
+        assert!(!chain.is_at_fallback(), "it may begin again");
+        assert!(chain.after(ApiError::BadPath).is_err(), "a fault of the client is one everywhere");
     }
 }

@@ -24,7 +24,7 @@ use crate::admission::{admit, named_pool};
 use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::error::ApiError;
-use crate::model;
+use crate::model::{self, Chain, Chosen, Request};
 use crate::objects::Origin;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
@@ -38,6 +38,7 @@ const MODEL_BYTES_MAX: usize = 1024;
 pub(super) fn route(
     proxy: &Arc<Proxy>,
     row: Option<&EnginePath>,
+    chain: &mut Chain,
     parts: &Parts,
     body: &Bytes,
     account: &Account,
@@ -48,8 +49,21 @@ pub(super) fn route(
     let origin = origin(proxy, row, parts, attributes, isolates)?;
     let pinned = origin.map(|origin| origin.worker);
     let made_in = pinned.and_then(|worker| pool_of(proxy, worker));
-    let served = made_in.map_or_else(|| model::served(proxy, parts, named(parts, body).as_deref()), Ok)?;
+    let (served, alias) = match made_in {
+        Some(served) => (served, None),
+        None => {
+            let named = named(parts, body);
+            let conversation = || xxh3_64(body);
+            let request =
+                Request { parts, named: named.as_deref(), conversation: &conversation, has_tools: false };
+            let Chosen { served, alias } = model::choose(proxy, &request, chain)?;
+            (served, alias)
+        }
+    };
     let is_object = body.trim_ascii_start().starts_with(b"{");
+    let renamed = alias.as_deref().filter(|alias| is_object && alias.renames());
+    let renamed = renamed.map(|alias| model::with_model(body, &alias.model)).transpose()?;
+    let body = renamed.as_ref().unwrap_or(body);
     let (mut prompt_tokens, mut with_salt) = (0, None);
     let keeps_prompt = row.map_or(is_object, |row| row.keeps == Keeps::Prompt);
     if keeps_prompt {
@@ -61,7 +75,7 @@ pub(super) fn route(
         }
     }
     account.timeline.enter(Stage::Place);
-    let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
+    let charge = admit(proxy, (&served, alias.as_deref()), attributes, prompt_tokens, account)?;
     let routed = Routed {
         may_split: false,
         served,
@@ -75,9 +89,10 @@ pub(super) fn route(
         charge,
         prompt: PromptKey(xxh3_64(body)),
         pinned,
+        alias,
         repeats: row.map_or(Repeats::Unsent, |row| row.repeats),
     };
-    Ok((routed, with_salt))
+    Ok((routed, with_salt.or(renamed)))
 }
 
 /// The origin of the object that a request names, if any. Where tenants are isolated, only the tenant that made an

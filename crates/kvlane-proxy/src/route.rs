@@ -7,10 +7,12 @@ use http::request::Parts;
 use kvlane_core::block::ChainSeed;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
+use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::tokenize::Counted;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::{Api, Repeats};
 use kvlane_wire::disaggregation::{may_split, splits, strip_transfer_params};
+use kvlane_wire::models::max_model_len;
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -18,10 +20,11 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::account::Account;
 use crate::admission::admit;
+use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::count::{Question, count};
 use crate::error::ApiError;
-use crate::model;
+use crate::model::{self, Chain, Chosen, Request};
 use crate::passed;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
@@ -41,6 +44,7 @@ pub(super) async fn route(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
     api: Api,
+    links: &mut Chain,
     parts: &Parts,
     body: &Bytes,
     account: &Account,
@@ -50,12 +54,21 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let (served, attributes, seed, estimated, salt, (pinned, reserved, telling)) =
+    let ((served, alias), attributes, seed, estimated, salt, (pinned, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
-            let served = model::served(proxy, parts, parsed.model.as_deref())?;
+            let reader = proxy.attribute_reader.load();
+            let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
+            let conversation =
+                || attributes.session().map_or_else(|| xxh3_64(openai::opening(prompt)), |session| session.0);
+            let request = Request {
+                parts,
+                named: parsed.model.as_deref(),
+                conversation: &conversation,
+                has_tools: openai::has_tools(prompt),
+            };
+            let Chosen { served, alias } = model::choose(proxy, &request, links)?;
             // An alias of a model shares its blocks; an adapter does not.
             let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
-            let reader = proxy.attribute_reader.load();
             let theirs = parsed.cache_salt.as_deref();
             let ours = isolates.then(|| reader.salt(&parts.headers, identity(parts), theirs));
             let salt = ours.as_deref().or(theirs);
@@ -64,13 +77,12 @@ pub(super) async fn route(
             let estimates = served.pool.counting.is_estimate();
             let estimated =
                 estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-            let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
             let before = parsed.previous_response.as_deref();
             let origin =
                 before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
             let pinned = origin.map(|origin| origin.worker);
             Ok((
-                served,
+                (served, alias),
                 attributes,
                 seed,
                 estimated,
@@ -84,7 +96,7 @@ pub(super) async fn route(
         Some(estimated) => estimated,
         None => {
             // A request over a limit is rejected before its tokens are counted. Meanwhile it counts as concurrent.
-            account.hold(admit(proxy, &served, attributes, 0, account)?);
+            account.hold(admit(proxy, (&served, alias.as_deref()), attributes, 0, account)?);
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = proxy.fleet.clock.now();
             timeline.enter_at(Stage::Tokenize, asked);
@@ -104,10 +116,16 @@ pub(super) async fn route(
     };
     timeline.enter(Stage::Place);
     let Counted { chain, tokens: prompt_tokens } = counted;
-    let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
+    let charge = admit(proxy, (&served, alias.as_deref()), attributes, prompt_tokens, account)?;
+    if links.is_at_fallback() && !fits(proxy, &served, prompt_tokens, attributes) {
+        return Err(ApiError::UnknownModel(served.name().into()));
+    }
     // What only a gateway may say to an engine is not relayed.
     let stripped = reserved.then(|| strip_transfer_params(body)).transpose()?;
     let body = stripped.as_ref().unwrap_or(body);
+    let renamed = alias.as_deref().filter(|alias| alias.renames());
+    let renamed = renamed.map(|alias| model::with_model(body, &alias.model)).transpose()?;
+    let body = renamed.as_ref().unwrap_or(body);
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
@@ -131,9 +149,18 @@ pub(super) async fn route(
         prompt,
         may_split,
         pinned,
+        alias,
         repeats: Repeats::Yes,
     };
-    Ok((routed, salted.or(stripped)))
+    Ok((routed, salted.or(renamed).or(stripped)))
+}
+
+/// Whether prompt and answer are within the context of the model, as far as its card says.
+fn fits(proxy: &Proxy, served: &Served, prompt_tokens: u32, attributes: Attributes) -> bool {
+    let table = proxy.fleet.snapshot();
+    let longest = table.cards.get(served.name()).and_then(max_model_len);
+    let answer = attributes.output_tokens_max().unwrap_or(0);
+    longest.is_none_or(|longest| u64::from(prompt_tokens) + u64::from(answer) <= longest)
 }
 
 /// Whether engines accept `cache_salt` in bodies of this API.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::attributes::Attributes;
 use crate::limits::Charge;
+use crate::model::Alias;
 use crate::timeline::Timeline;
 
 /// A request whose pool is known, to be placed once or several times.
@@ -36,6 +37,8 @@ pub struct Routed {
     pub(crate) may_split: bool,
     /// The worker that holds the object it refers to.
     pub pinned: Option<WorkerId>,
+    /// The name of the catalogue that it was asked for by.
+    pub(crate) alias: Option<Arc<Alias>>,
     /// Whether it may be sent to another endpoint after it may have reached one.
     pub(crate) repeats: Repeats,
 }

@@ -88,6 +88,7 @@ impl World {
             may_split: false,
             pinned: None,
             repeats: Repeats::Yes,
+            alias: None,
         }
     }
 

@@ -23,6 +23,26 @@ pub struct RequestLabels {
     pub code: u16,
 }
 
+/// A name of the catalogue, and the model that served it.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TargetLabels {
+    /// The name that clients use.
+    pub model: String,
+    /// The model that workers serve.
+    pub target: String,
+    /// `target`, or why it is a fallback.
+    pub why: &'static str,
+}
+
+/// Copies of requests for another model.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct MirrorLabels {
+    /// The model that gets them.
+    pub model: String,
+    /// `sent`, or `dropped` where too many are in flight.
+    pub outcome: &'static str,
+}
+
 /// A source of discovery.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct SourceLabel {

@@ -32,9 +32,9 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged, ModelLabel,
-    ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel, StatLabels, TokensLabel,
-    WarmUpLabel, WorkerLabel, WorkerLabels,
+    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged,
+    MirrorLabels, ModelLabel, ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel,
+    StatLabels, TargetLabels, TokensLabel, WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
@@ -220,6 +220,12 @@ impl Metrics {
     /// Counts a prompt whose tokens were estimated.
     pub fn note_estimate(&self, model: &str, why: &'static str) {
         self.tokens.prompts_estimated.get_or_create(&EstimateLabels { model: model.into(), why }).inc();
+    }
+
+    /// Counts a request for a name of the catalogue.
+    pub fn note_target(&self, model: &str, target: &str, why: &'static str) {
+        let labels = TargetLabels { model: model.into(), target: target.into(), why };
+        self.requests.targets.get_or_create(&labels).inc();
     }
 
     /// Counts a failure of a worker.

@@ -2,6 +2,7 @@
 
 mod log;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use kvlane_control::health::Health;
@@ -12,6 +13,7 @@ pub use kvlane_core::config::ConfigError;
 use kvlane_core::config::{Setting, wrong};
 use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
+pub use kvlane_fleet::catalogue::{FallbackSpec, MirrorSpec, ModelSpec, TargetSpec};
 pub use kvlane_fleet::disaggregation::Disaggregation;
 pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
 pub use kvlane_fleet::feed::config::KvEvents;
@@ -52,6 +54,9 @@ section! {
         pub discovery: Discovery = Discovery::default();
         /// Exchange of requests in flight and of sent prompts with other replicas of the gateway (docs/replicas.md).
         pub replicas: Replicas = Replicas::default();
+        /// Names of models that clients use, and what serves them (docs/models.md): aliases, canaries, fallbacks, mirrors; as in
+        /// `gpt-4o: {targets: [{model: llama-70b}]}`.
+        pub models: BTreeMap<String, ModelSpec> = BTreeMap::new();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
         /// Prefill and decode of a request on two workers (docs/disaggregation.md).
@@ -127,6 +132,7 @@ impl Config {
         self.recorder.validate()?;
         self.validate_security()?;
         kvlane_proxy::limits::config::validate(&self.limits)?;
+        kvlane_fleet::catalogue::validate(&self.models)?;
         self.tracing.validate()
     }
 
@@ -200,6 +206,7 @@ impl Config {
     /// What pools and connections to workers are set up with.
     pub fn fleet_settings(&self, timings: Timings) -> kvlane_fleet::settings::Settings {
         kvlane_fleet::settings::Settings {
+            models: self.models.clone(),
             routing: self.routing.clone(),
             timings,
             disaggregation: self.disaggregation.clone(),

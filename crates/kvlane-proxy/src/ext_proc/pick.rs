@@ -25,6 +25,7 @@ use crate::error::ApiError;
 use crate::forward::{excluded_for, rejected};
 use crate::guard::{Purpose, shows_workers};
 use crate::lease::Lease;
+use crate::model::Chain;
 use crate::own_api::OwnRequest;
 use crate::passed;
 use crate::placement_headers::is_ours;
@@ -100,15 +101,16 @@ impl Picker {
             return self.own(parts, &body).await.map(Verdict::Answer);
         }
         let api = purpose.api();
+        let chain = &mut Chain::default();
         let (routed, salted) = match api {
-            Some(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
-            None => passed::route(proxy, purpose.row(), parts, &body, account, deadline)?,
+            Some(api) => route(proxy, upstreams, api, chain, parts, &body, account, deadline).await?,
+            None => passed::route(proxy, purpose.row(), chain, parts, &body, account, deadline)?,
         };
         // The data plane sends one request to one endpoint. A sidecar there can have the prompt computed by another.
         let has_sidecar = proxy.fleet.settings().disaggregation.connector == Some(Connector::LlmdSidecar);
         let routed = Routed { may_split: routed.may_split && has_sidecar, ..routed };
         let pool = &routed.served.pool;
-        account.set_pool(pool);
+        account.set_pool(pool, routed.alias.as_ref());
         pool.metrics.shed.arrived(account.received);
         if let Standing::Barred(left) = proxy.standing(routed.prompt) {
             return Err(ApiError::KillsEngines { left });

@@ -26,6 +26,8 @@ use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
 /// two sessions.
 pub const SESSION_BYTES_MAX: usize = 256;
 
+/// Bytes of a prompt without messages that stand for its conversation.
+const OPENING_BYTES: usize = 256;
 /// Start of a message.
 const MESSAGE: u8 = 0xFF;
 /// Start of the tool list.
@@ -214,6 +216,25 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
     }
     reader.scanner.end()?;
     if found || !api.needs_prompt() { Ok(request) } else { Err(ParseError::Missing { field: own[0].0 }) }
+}
+
+/// The part of a rendered prompt that is the same in every turn of its conversation and differs from most other
+/// conversations: all up to the end of the first message of the user, or the first bytes where there is none.
+pub fn opening(prompt: &[u8]) -> &[u8] {
+    const USER: &[u8] = &[MESSAGE, SECTION, b'u', b's', b'e', b'r'];
+    match memchr::memmem::find(prompt, USER) {
+        Some(at) => {
+            let after = at + USER.len();
+            let end = memchr::memchr(MESSAGE, &prompt[after..]).map_or(prompt.len(), |length| after + length);
+            &prompt[..end]
+        }
+        None => &prompt[..prompt.len().min(OPENING_BYTES)],
+    }
+}
+
+/// Whether a rendered prompt has tools.
+pub fn has_tools(prompt: &[u8]) -> bool {
+    prompt.first() == Some(&TOOLS)
 }
 
 /// A body as text.
@@ -619,6 +640,22 @@ mod tests {
                 telling: false,
             }
         );
+    }
+
+    #[test]
+    fn all_turns_of_a_conversation_have_one_opening() {
+        let turn = |messages: &str| {
+            chat(&format!(r#"{{"messages":[{{"role":"system","content":"s"}},{messages}]}}"#))
+        };
+        let (first, other) =
+            (turn(r#"{"role":"user","content":"a"}"#), turn(r#"{"role":"user","content":"b"}"#));
+        let later = turn(
+            r#"{"role":"user","content":"a"},{"role":"assistant","content":"x"},{"role":"user","content":"c"}"#,
+        );
+        assert_eq!(opening(&first), opening(&later));
+        assert_ne!(opening(&first), opening(&other));
+        assert_eq!(opening(&[b'x'; 1000]).len(), OPENING_BYTES);
+        assert!(!has_tools(&first) && has_tools(&chat(r#"{"messages":[],"tools":[{"a":1}]}"#)));
     }
 
     #[test]

@@ -9,7 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::row::rows;
 use crate::metrics::histogram::Histogram;
 use crate::metrics::labels::{
-    ContinuedLabel, HedgeLabel, HistogramFamily, ModelLabel, RequestLabels, ShedLabel, StageLabels,
+    ContinuedLabel, HedgeLabel, HistogramFamily, MirrorLabels, ModelLabel, RequestLabels, ShedLabel,
+    StageLabels, TargetLabels,
 };
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -148,6 +149,22 @@ rows! {
         help: "Share of requests rejected with 429, over about the last minute",
         meaning: "Share of requests rejected with 429, over about the last minute",
         worry: "it is above 0.01 for minutes",
+    },
+
+    pub targets: Family<TargetLabels, Counter> {
+        seconds: false,
+        labels: &["model", "target", "why"],
+        help: "Requests for names of the catalogue, by the model that they were placed at",
+        meaning: "Requests for a name of `models`, by the model that they were placed at; `why` is `target`, or why it is a fallback: `not_served`, `no_endpoint`, `queue_full`, `failed`",
+        worry: "fallbacks serve a large share: see why their target cannot",
+    },
+
+    pub mirrored: Family<MirrorLabels, Counter> {
+        seconds: false,
+        labels: &["model", "outcome"],
+        help: "Copies of requests for another model",
+        meaning: "Copies of requests (`models.*.mirror`), by the model that gets them; `outcome` is `dropped` where 64 copies are in flight",
+        worry: "many are dropped: that model is slower than the share that it gets",
     },
 
     pub retries: Family<ModelLabel, Counter> {

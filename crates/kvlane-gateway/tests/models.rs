@@ -1,0 +1,234 @@
+//! The catalogue of models: aliases, shares, conditions, fallbacks and copies.
+
+use std::collections::BTreeMap;
+
+use kvlane_gateway::config::{Config, FallbackSpec, KeySpec, LimitSpec, MirrorSpec, ModelSpec, TargetSpec};
+use kvlane_gateway::testing::{
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+};
+use kvlane_http::secret::KeyHash;
+use kvlane_proxy::auth::Role;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn target(model: &str, weight: u32) -> TargetSpec {
+    TargetSpec { model: model.into(), weight, headers: BTreeMap::new(), keys: Vec::new() }
+}
+
+fn of(targets: Vec<TargetSpec>) -> ModelSpec {
+    ModelSpec { targets, ..ModelSpec::default() }
+}
+
+fn with(name: &str, spec: ModelSpec) -> Config {
+    let mut config = config();
+    config.models = BTreeMap::from([(name.into(), spec)]);
+    config
+}
+
+fn fallback(model: &str, tools: bool) -> FallbackSpec {
+    FallbackSpec { model: model.into(), tools }
+}
+
+async fn ask_with(gateway: &TestGateway, fields: &str, body: &str) -> Reply {
+    let mut client = Client::connect(gateway.address()).await;
+    client.request_with("POST", CHAT, fields, body).await;
+    client.reply().await
+}
+
+/// Answers one request as vLLM does; returns the engine's index and the model that it was asked for.
+async fn serve<const N: usize>(engines: [&FakeEngine; N]) -> (usize, String) {
+    let (index, call) = next_call(&engines).await;
+    let body: Value = serde_json::from_slice(&call.body).expect("JSON");
+    let model = body["model"].as_str().expect("a model").to_owned();
+    let answer = format!(r#"{{"id":"x","model":"{model}","choices":[]}}"#);
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        answer.len()
+    );
+    let mut call = call;
+    call.send(format!("{head}{answer}")).await;
+    call.keep();
+    (index, model)
+}
+
+/// Invariant: A client that uses a name of the catalogue sees no other name in its answer; the engine sees only its own.
+#[tokio::test]
+async fn a_name_of_the_catalogue_is_what_the_client_sees_and_the_engines_own_is_what_it_gets() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(with("gpt", of(vec![target("m", 1)])), &[&engine]).await;
+    let (reply, (_, model)) = tokio::join!(gateway.ask("POST", CHAT, chat("gpt", "hi")), serve([&engine]));
+    assert_eq!((reply.status, model.as_str()), (200, "m"));
+    assert_eq!(reply.json(), json!({"id": "x", "model": "gpt", "choices": []}));
+    assert_eq!(reply.header("x-router-model"), Some("m"));
+    assert_eq!(reply.header("x-router-fallback"), None);
+
+    let mut client = gateway.begin(chat_stream("gpt", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    // The name is cut by a piece's end.
+    for piece in [
+        "data: {\"id\":\"1\",\"model\":\"m\",\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: {\"mod",
+        "el\":\"m\"}\n\n",
+    ] {
+        call.chunk(piece).await;
+    }
+    call.end_stream().await;
+    client.head().await;
+    let text = String::from_utf8(client.rest().await.0).expect("text");
+    assert_eq!(text.matches(r#""model":"gpt""#).count(), 2, "{text}");
+
+    let ids = |list: Value| -> Vec<String> {
+        let data = list["data"].as_array().expect("a list").clone();
+        data.iter().map(|card| card["id"].as_str().expect("an id").to_owned()).collect()
+    };
+    assert_eq!(ids(gateway.ask("GET", "/v1/models", "").await.json()), ["m", "gpt"]);
+    assert_eq!(gateway.ask("GET", "/v1/models/gpt", "").await.json()["root"], "m");
+    assert_eq!(
+        gateway.metric(r#"kvlane_requests_total{model="gpt",api="chat_completions",code="200"}"#).await,
+        Some(2.0)
+    );
+    assert_eq!(
+        gateway.metric(r#"kvlane_targets_total{model="gpt",target="m",why="target"}"#).await,
+        Some(2.0)
+    );
+    gateway.end().await;
+}
+
+/// Invariant: All turns of a conversation go to the same target of a name.
+#[tokio::test]
+async fn a_conversation_keeps_its_target_and_others_are_shared_out() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let gateway = TestGateway::start(with("gpt", of(vec![target("a", 1), target("b", 1)])), &[&a, &b]).await;
+    let mut served = [0, 0];
+    for conversation in 0..24 {
+        let mut messages = vec![json!({"role": "system", "content": "the same for all"})];
+        let mut first = None;
+        for turn in 0..3 {
+            messages.push(json!({"role": "user", "content": format!("{conversation} {turn}")}));
+            let body = json!({"model": "gpt", "messages": messages}).to_string();
+            let (reply, (index, _)) = tokio::join!(gateway.ask("POST", CHAT, &body), serve([&a, &b]));
+            assert_eq!(reply.status, 200);
+            assert_eq!(*first.get_or_insert(index), index, "conversation {conversation}, turn {turn}");
+            messages.push(json!({"role": "assistant", "content": "yes"}));
+        }
+        served[first.expect("a turn")] += 1;
+    }
+    assert!(served.iter().all(|&count| count >= 4), "{served:?}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_header_sends_a_request_to_a_canary() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let mut canary = target("b", 0);
+    canary.headers = BTreeMap::from([("x-canary".into(), "yes".into())]);
+    let gateway = TestGateway::start(with("gpt", of(vec![target("a", 1), canary])), &[&a, &b]).await;
+    for (fields, expected) in [("x-canary: yes\r\n", 1), ("x-canary: no\r\n", 0), ("", 0)] {
+        let body = chat("gpt", "hi");
+        let (reply, (index, _)) = tokio::join!(ask_with(&gateway, fields, &body), serve([&a, &b]));
+        assert_eq!((reply.status, index), (200, expected), "{fields}");
+    }
+    gateway.end().await;
+}
+
+/// Invariant: A fallback answers only where it is declared, fits, and its target cannot; the answer says so.
+#[tokio::test]
+async fn a_declared_fallback_answers_while_its_target_cannot() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    b.set_models(json!([{"id": "b", "object": "model", "root": "b", "parent": null, "max_model_len": 1000}]));
+    let spec = ModelSpec {
+        fallbacks: vec![fallback("none", true), fallback("b", false)],
+        ..of(vec![target("a", 1)])
+    };
+    let mut config = with("gpt", spec);
+    config.routing.max_concurrent_requests = 1;
+    config.routing.queue_size = 0;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let body = chat("gpt", "hi");
+
+    // The target's queue is full.
+    let mut holder = gateway.begin(chat_stream("a", "hi")).await;
+    let mut call = a.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    holder.head().await;
+    let (reply, (index, model)) = tokio::join!(gateway.ask("POST", CHAT, &body), serve([&a, &b]));
+    assert_eq!((reply.status, index, model.as_str()), (200, 1, "b"));
+    assert_eq!(
+        (reply.header("x-router-model"), reply.header("x-router-fallback")),
+        (Some("b"), Some("queue_full"))
+    );
+    assert_eq!(reply.json()["model"], "gpt");
+    for (why, unfit) in [
+        ("tools", json!({"model": "gpt", "messages": [], "tools": [{"type": "function"}]})),
+        ("length", json!({"model": "gpt", "messages": [], "max_tokens": 2000})),
+    ] {
+        let reply = gateway.ask("POST", CHAT, unfit.to_string()).await;
+        assert_eq!(
+            (reply.status, reply.error_code().as_str()),
+            (429, "queue_full"),
+            "{why}: the target's error"
+        );
+    }
+    drop((holder, call));
+    gateway.ledger_is_zero().await;
+
+    // The target's only engine takes no requests.
+    let controller = &gateway.serving().controller;
+    let workers = controller.workers();
+    let worker = workers.iter().find(|worker| *worker.url == *a.url()).expect("the worker");
+    controller.set_draining(worker, true);
+    eventually("it drains", || !gateway.fleet().snapshot().serves("a")).await;
+    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, &body), serve([&a, &b]));
+    assert_eq!((reply.status, reply.header("x-router-fallback")), (200, Some("no_endpoint")));
+    // By its own name it has no fallback.
+    assert_eq!(gateway.ask("POST", CHAT, chat("a", "hi")).await.status, 503);
+    gateway.end().await;
+}
+
+/// Invariant: A copy of a request is charged to no client, and its answer reaches none.
+#[tokio::test]
+async fn a_copy_is_sent_to_the_mirror_and_its_answer_is_discarded() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let mirror = Some(MirrorSpec { model: "b".into(), percent: 100 });
+    let mut config = with("gpt", ModelSpec { mirror, ..of(vec![target("a", 1)]) });
+    config.limits = vec![LimitSpec { requests_per_minute: 3, model: "gpt".into(), ..LimitSpec::default() }];
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    for _ in 0..3 {
+        let ask = gateway.ask("POST", CHAT, chat("gpt", "hi"));
+        let (reply, of_a, of_b) = tokio::join!(ask, serve([&a]), serve([&b]));
+        assert_eq!((reply.status, of_a.1.as_str(), of_b.1.as_str()), (200, "a", "b"));
+        assert_eq!(reply.header("x-router-model"), Some("a"));
+    }
+    assert_eq!(gateway.ask("POST", CHAT, chat("gpt", "hi")).await.status, 429, "three requests were charged");
+    gateway.ledger_is_zero().await;
+    assert_eq!(gateway.metric(r#"kvlane_mirrored_total{model="b",outcome="sent"}"#).await, Some(3.0));
+    assert_eq!(
+        gateway.metric(r#"kvlane_requests_total{model="gpt",api="chat_completions",code="200"}"#).await,
+        Some(3.0)
+    );
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn requests_of_a_key_go_to_its_target() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let mut testers = target("b", 0);
+    testers.keys = vec!["ann".into()];
+    let mut config = with("gpt", of(vec![target("a", 1), testers]));
+    let key = |name: &str| KeySpec {
+        name: name.into(),
+        sha256: KeyHash::of(&format!("k-{name}")),
+        role: Role::User,
+        trusted: false,
+    };
+    config.auth.keys = vec![key("ann"), key("bob")];
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    for (who, expected) in [("ann", 1), ("bob", 0)] {
+        let (fields, body) = (format!("authorization: Bearer k-{who}\r\n"), chat("gpt", "hi"));
+        let (reply, (index, _)) = tokio::join!(ask_with(&gateway, &fields, &body), serve([&a, &b]));
+        assert_eq!((reply.status, index), (200, expected), "{who}");
+    }
+    gateway.end().await;
+}
