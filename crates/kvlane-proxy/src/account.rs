@@ -10,9 +10,9 @@ use kvlane_fleet::metrics::RequestLabels;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::api::Api;
 
+use crate::alias::Alias;
 use crate::error_format::ErrorFormat;
 use crate::limits::{Charge, Left};
-use crate::model::Alias;
 use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
 use crate::timeline::Timeline;

@@ -7,10 +7,10 @@ use kvlane_core::request::TenantKey;
 use kvlane_fleet::snapshot::Served;
 
 use crate::account::Account;
+use crate::alias::Alias;
 use crate::attributes::Attributes;
 use crate::error::ApiError;
 use crate::limits::{Ask, Charge, Limited};
-use crate::model::Alias;
 use crate::proxy::Proxy;
 
 /// Tokens that an answer is charged until its end, where tenants are isolated.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode};
+use http_body_util::BodyExt;
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::snapshot::Served;
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::account::Account;
 use crate::admission::no_endpoint;
+use crate::alias::Alias;
 use crate::attempt::{Attempts, Outcome};
 use crate::attempt_trace::Attempt;
 use crate::body::Body;
@@ -23,10 +25,11 @@ use crate::deadlines::Deadlines;
 use crate::endpoint_wait::EndpointWait;
 use crate::engine_request::RANK;
 use crate::error::ApiError;
+use crate::error_format::ErrorFormat;
 use crate::hedge::{self, Sending};
 use crate::lease::Lease;
-use crate::mirror;
-use crate::model::{Alias, Chain};
+use crate::mirror::Copy;
+use crate::model::Chain;
 use crate::objects::Origin;
 use crate::passed;
 use crate::placement_headers::mark;
@@ -65,19 +68,29 @@ pub(super) async fn forward(
     }
 }
 
-/// Answers a request from the endpoints that there are, as far as it has come in the catalogue.
-pub(super) async fn once(
+/// A copy of a request for `model`.
+fn copy(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
     row: Option<&'static EnginePath>,
     parts: &Parts,
-    body: Bytes,
-    account: &Arc<Account>,
-    chain: &mut Chain,
-) -> Result<Response<Body>, ApiError> {
-    let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
-    let deadline = Instant::now() + deadlines.total;
-    serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline), chain).await
+    body: &Bytes,
+    model: String,
+) -> Copy {
+    let (proxy, upstreams, parts, body) =
+        (Arc::clone(proxy), Arc::clone(upstreams), parts.clone(), body.clone());
+    Box::pin(async move {
+        let (path, api) = (parts.uri.path(), row.and_then(EnginePath::api));
+        let account = Account::open(&proxy, api, ErrorFormat::of(path), &parts, false);
+        let deadlines = Deadlines::of(&proxy.settings(), path);
+        let times = (deadlines, Instant::now() + deadlines.total);
+        let mut chain = Chain::of_copy(model);
+        if let Ok(answer) = serve(&proxy, &upstreams, row, &parts, body, &account, times, &mut chain).await {
+            let mut answer = answer.into_body();
+            while let Some(Ok(_)) = answer.frame().await {}
+            account.settle();
+        }
+    })
 }
 
 /// Answers a client request from the endpoints that there are.
@@ -98,7 +111,8 @@ async fn serve(
         None => passed::route(proxy, row, chain, parts, &body, account, deadline)?,
     };
     if let Some(model) = chain.take_mirror() {
-        mirror::send(proxy, upstreams, row, parts, &body, model);
+        let metrics = &proxy.fleet.metrics;
+        proxy.copies.send(metrics, &model, || copy(proxy, upstreams, row, parts, &body, model.clone()));
     }
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool, routed.alias.as_ref());

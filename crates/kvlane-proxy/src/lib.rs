@@ -7,6 +7,7 @@
 
 pub mod account;
 mod admission;
+mod alias;
 mod attempt;
 pub mod attempt_error;
 mod attempt_trace;

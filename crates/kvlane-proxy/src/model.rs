@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue};
 use kvlane_core::decision::Rejection;
 use kvlane_fleet::catalogue::{ModelSpec, Traits};
 use kvlane_fleet::snapshot::Served;
@@ -12,6 +11,7 @@ use kvlane_wire::edit;
 use kvlane_wire::openai::ParseError;
 
 use crate::admission::{named_pool, no_endpoint};
+use crate::alias::Alias;
 use crate::auth::identity;
 use crate::error::ApiError;
 use crate::proxy::Proxy;
@@ -21,27 +21,12 @@ use crate::proxy::Proxy;
 const HEADERS: [&str; 3] = ["x-kvlane-model", "x-gateway-model-name", "model"];
 /// Most names in an error.
 const CHOICES_MAX: usize = 8;
-/// The model that answers, where the client used another name.
-const MODEL: HeaderName = HeaderName::from_static("x-router-model");
-/// Why a fallback answers.
-const FALLBACK: HeaderName = HeaderName::from_static("x-router-fallback");
 
 /// What serves a request.
 pub(super) struct Chosen {
     pub(super) served: Arc<Served>,
     /// The name that it was asked for by, if the catalogue has it.
     pub(super) alias: Option<Arc<Alias>>,
-}
-
-/// A name of the catalogue, and the model that serves it now.
-#[derive(Debug)]
-pub(crate) struct Alias {
-    /// The name that the client used.
-    pub(super) asked: String,
-    /// The name under which workers serve the model.
-    pub(super) model: String,
-    /// Why it is a fallback, if it is one.
-    fallback: Option<&'static str>,
 }
 
 /// How far a request has come in the entry of the catalogue that serves it.
@@ -119,7 +104,7 @@ fn by_catalogue(
     };
     let served = named_pool(proxy, &model)?;
     let fallback = chain.first.as_ref().map(why);
-    Ok(Chosen { served, alias: Some(Arc::new(Alias { asked: name.into(), model, fallback })) })
+    Ok(Chosen { served, alias: Some(Arc::new(Alias::new(name, model, fallback))) })
 }
 
 /// The only model.
@@ -163,33 +148,6 @@ fn why(error: &ApiError) -> &'static str {
         ApiError::NoEndpoint { .. } | ApiError::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint",
         ApiError::Rejected { .. } => "queue_full",
         _ => "failed",
-    }
-}
-
-// === impl Alias ===
-
-impl Alias {
-    /// Whether the engine knows the model by another name than the client.
-    pub(super) fn renames(&self) -> bool {
-        self.asked != self.model
-    }
-
-    /// Sets the headers that say which model answers.
-    pub(super) fn mark(&self, headers: &mut HeaderMap) {
-        if let Ok(model) = HeaderValue::try_from(&self.model) {
-            headers.insert(MODEL, model);
-        }
-        headers.extend(self.fallback.map(|why| (FALLBACK, HeaderValue::from_static(why))));
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(asked: &str, model: &str) -> Self {
-        Self { asked: asked.into(), model: model.into(), fallback: None }
-    }
-
-    /// What it is to the entry of the catalogue.
-    pub(super) fn why(&self) -> &'static str {
-        self.fallback.unwrap_or("target")
     }
 }
 

@@ -14,7 +14,7 @@ use crate::attributes::AttributeReader;
 use crate::auth::Auth;
 use crate::limits::Limits;
 use crate::memory::Memory;
-use crate::mirror::COPIES_MAX;
+use crate::mirror::Copies;
 use crate::objects::Objects;
 use crate::outcomes::Outcomes;
 use crate::salt::SaltKey;
@@ -40,8 +40,8 @@ pub struct Proxy {
     pub traces: Traces,
     /// How requests have ended.
     pub outcomes: Outcomes,
-    /// One permit for each copy of a request in flight.
-    pub(crate) copies: Arc<Semaphore>,
+    /// Copies of requests for other models.
+    pub(crate) copies: Copies,
     /// Held by the one request that is tried although its prompt may kill an engine.
     trial: Semaphore,
     next_request: AtomicU64,
@@ -67,7 +67,7 @@ impl Proxy {
             objects: Objects::default(),
             traces: Traces::new(&settings.tracing),
             outcomes: Outcomes::default(),
-            copies: Arc::new(Semaphore::new(COPIES_MAX)),
+            copies: Copies::default(),
             trial: Semaphore::new(1),
             next_request: AtomicU64::new(1),
             settings: ArcSwap::from_pointee(settings),

@@ -10,7 +10,7 @@ use http::header::CONTENT_TYPE;
 use http_body::{Body, Frame};
 use memchr::memmem::Finder;
 
-use crate::model::Alias;
+use crate::alias::Alias;
 
 /// A body in which one name is replaced. Within the strings of JSON quotes are escaped, so what is found is a member.
 pub(super) struct Renamed<B> {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn renamed(pieces: &[&[u8]]) -> Vec<u8> {
-        let alias = Alias::of("gpt", "m/1");
+        let alias = Alias::new("gpt", "m/1".into(), None);
         let mut renamed = Renamed::new((), &alias);
         let mut out = Vec::new();
         for piece in pieces {

@@ -11,9 +11,9 @@ use kvlane_fleet::worker::WorkerId;
 use kvlane_wire::api::Repeats;
 use tokio::time::Instant;
 
+use crate::alias::Alias;
 use crate::attributes::Attributes;
 use crate::limits::Charge;
-use crate::model::Alias;
 use crate::timeline::Timeline;
 
 /// A request whose pool is known, to be placed once or several times.
