@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use http::StatusCode;
 use http::request::Parts;
 use kvlane_core::decision::{ROWS_MAX, Receipt, ReceiptRow};
+use kvlane_core::policy::CostUnit;
 use kvlane_core::request::RequestId;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingFile;
@@ -99,13 +100,13 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
         Some(timing.host.request_secs + timing.prefill_secs(row.overlap_tokens, uncached, chunk))
     };
     let wanted = |receipt: &&Receipt| asked.request.is_none_or(|request| receipt.request == request);
-    let receipts: Vec<_> = pool.router.read(|scheduler| {
+    let (receipts, cost_unit): (Vec<_>, CostUnit) = pool.router.read(|scheduler| {
         let newest = scheduler
             .receipts()
             .iter()
             .rev()
             .take_while(|receipt| asked.since.is_none_or(|since| receipt.at > since));
-        newest.filter(wanted).take(asked.limit).cloned().collect()
+        (newest.filter(wanted).take(asked.limit).cloned().collect(), scheduler.cost_unit())
     });
     let name = |endpoint| pool.endpoint(endpoint).map(|endpoint| endpoint.name.to_string());
     let decisions: Vec<Value> = receipts
@@ -147,10 +148,12 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
             })
         })
         .collect();
-    json!({"model": pool.model, "policy": pool.policy(), "decisions": decisions})
+    json!({
+        "model": pool.model, "policy": pool.policy(), "cost_unit": cost_unit.name(), "decisions": decisions,
+    })
 }
 
 /// A shortened key, long enough to tell keys apart.
-fn short(key: u64) -> String {
+pub(crate) fn short(key: u64) -> String {
     format!("{:08x}", key >> 32)
 }

@@ -14,6 +14,7 @@ pub mod busy;
 pub mod cache_accuracy;
 mod columns;
 pub mod config;
+mod cost_unit;
 mod decaying_counter;
 pub mod decision;
 pub mod disaggregation;

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::bounded::{AtLeastOne, Share};
 
 /// Thresholds, with the defaults of the SGLang router's command line; [`RUST`] has those of its library.
@@ -79,6 +79,10 @@ impl Policy for CacheAware {
                 if row.overlap_tokens == longest { requests(row) } else { f64::INFINITY }
             },
         )
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

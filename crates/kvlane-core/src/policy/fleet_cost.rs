@@ -57,7 +57,7 @@ mod shortlist;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
+use super::{Candidate, CostUnit, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
 use crate::columns::{Column, Fleet};
 use crate::disaggregation::Part;
 use crate::endpoint::EndpointId;
@@ -487,6 +487,10 @@ impl Policy for FleetCost {
         });
         cx.work = self.placed(&terms, seen_tokens, &candidates[row], None);
         row
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Seconds
     }
 
     fn pick_split(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate], pairs: Pairs<'_>) -> Option<Pick> {

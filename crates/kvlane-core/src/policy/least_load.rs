@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,10 @@ impl Policy for LeastLoad {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LeastLoaded;
         cx.cheapest(candidates, |row| f64::from(row.load.in_flight.requests))
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,10 @@ impl Policy for LeastPrefill {
         cx.cheapest(candidates, |row| {
             row.load.in_flight.prefill_tokens as f64 + f64::from(row.uncached_tokens(request))
         })
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 }
 

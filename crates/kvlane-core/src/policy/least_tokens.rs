@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,10 @@ impl Policy for LeastTokens {
         cx.reason = Reason::LeastLoaded;
         let prompt_tokens = f64::from(cx.request.prompt_tokens);
         cx.cheapest(candidates, |row| row.load.in_flight.context_tokens as f64 + prompt_tokens)
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 }
 

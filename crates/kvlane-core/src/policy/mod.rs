@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
+pub use crate::cost_unit::CostUnit;
 use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
@@ -283,6 +284,11 @@ impl Pairs<'_> {
 pub trait Policy: Send {
     /// Picks a row of a non-empty table.
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize;
+
+    /// What the costs count that it records.
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Score
+    }
 
     /// Picks a row, or a pair of rows of which one [can prefill for the other](Candidate::can_prefill_for), of a table with such a
     /// pair. `None` if

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,10 @@ impl Policy for PowerOfTwo {
         cx.note(first, f64::from(requests(first)));
         cx.note(second, f64::from(requests(second)));
         if requests(second) < requests(first) { second } else { first }
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

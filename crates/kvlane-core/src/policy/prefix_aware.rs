@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use super::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// Saturation limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,6 +52,10 @@ impl Policy for PrefixAware {
         cx.cheapest(candidates, |row| {
             if row.overlap_tokens == open_longest && !saturated(row) { requests(row) } else { f64::INFINITY }
         })
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

@@ -30,7 +30,7 @@ use crate::decaying_counter::DecayingCounter;
 use crate::decision::Receipts;
 use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
-use crate::policy::{Candidate, PairCost, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
 use crate::replica::{Homes, Peers};
@@ -233,6 +233,11 @@ impl Scheduler {
     /// Whether the next decision is kept with all its rows, to be read from [`Scheduler::receipts`].
     pub fn set_explained(&mut self, explained: bool) {
         self.receipts = Receipts::new(usize::from(explained)).with_all_rows();
+    }
+
+    /// What the costs of its decisions count.
+    pub fn cost_unit(&self) -> CostUnit {
+        self.policy.cost_unit()
     }
 
     /// Decisions of the shadow policy, if one is configured.

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::Amount;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,6 +63,10 @@ impl Policy for Aibrix {
         };
         cx.reason = Reason::PrefixHit;
         cx.cheapest_of(candidates, |row| row.overlap_tokens == longest && usual(row), requests).unwrap_or(0)
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,10 @@ impl Policy for Conductor {
                 row.rates.prefill_s(u64::from(row.uncached_tokens(request)), row.uncached_pairs(request));
             row.rates.prefill_s(ledger.prefill_tokens, ledger.prefill_pairs) + own_s
         })
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Seconds
     }
 }
 

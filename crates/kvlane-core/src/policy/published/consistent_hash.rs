@@ -17,7 +17,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::AtLeastOne;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::request::SchedulingRequest;
 use crate::ring::Ring;
 
@@ -77,6 +77,10 @@ impl Policy for ConsistentHash {
         let open = if within(owner) || min + 1.0 > bound { None } else { rows.find(|&row| within(row)) };
         cx.reason = if open.is_some() { Reason::Saturated } else { Reason::Affinity };
         open.unwrap_or(owner)
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

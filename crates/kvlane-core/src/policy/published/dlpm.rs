@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::Amount;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::recent::Recent;
 use crate::request::{SchedulingRequest, TenantKey};
 use crate::table::ByEndpoint;
@@ -111,6 +111,10 @@ impl Policy for Dlpm {
         let deficit = deficits.get_or_insert(candidates[row].endpoint, || quantum);
         *deficit = deficit.saturating_sub(cost);
         row
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

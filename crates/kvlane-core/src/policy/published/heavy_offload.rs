@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::linear::{self, Linear, mean_tokens, tokens};
 use crate::bounded::AtLeastOne;
 use crate::endpoint::EndpointId;
-use crate::policy::{Candidate, Pairs, Pick, PickContext, Policy};
+use crate::policy::{Candidate, CostUnit, Pairs, Pick, PickContext, Policy};
 use crate::request::SessionKey;
 
 /// What is split, and how much of it at a time.
@@ -55,6 +55,10 @@ impl HeavyOffload {
 impl Policy for HeavyOffload {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         self.homes.pick(cx, candidates)
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 
     fn pick_split(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate], pairs: Pairs<'_>) -> Option<Pick> {

@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// The threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +54,10 @@ impl Policy for HeavyWarm {
         cx.cheapest(candidates, |row| {
             row.load.in_flight.context_tokens as f64 + f64::from(row.uncached_tokens(request))
         })
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 }
 

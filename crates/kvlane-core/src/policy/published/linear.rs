@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded::AtLeastOne;
 use crate::endpoint::EndpointId;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::recent::Recent;
 use crate::request::SessionKey;
 
@@ -84,6 +84,10 @@ impl Policy for Linear {
             self.sessions.insert(session, candidates[row].endpoint);
         }
         row
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 
     fn keeps_sessions(&self) -> bool {

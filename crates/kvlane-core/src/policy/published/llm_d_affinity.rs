@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::{Amount, AtLeastOne, Share};
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,6 +81,10 @@ impl Policy for LlmDAffinity {
             Reason::PrefixHit => cx.cheapest_of(candidates, is_sticky, load).unwrap_or(0),
             _ => cx.cheapest(candidates, load),
         }
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 }
 

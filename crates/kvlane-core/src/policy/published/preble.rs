@@ -24,7 +24,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::AtLeastOne;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -195,6 +195,10 @@ impl Policy for Preble {
         let new_tokens = u64::from(candidate.uncached_tokens(request)) + u64::from(cx.output_tokens);
         self.windows.get_or_insert(candidate.endpoint, || Window::new(part)).add(part, given, new_tokens);
         row
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Seconds
     }
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::consistent_hash::key;
 use crate::bounded::{Amount, AtLeastOne};
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::ring::Ring;
 
 /// Load bounds and ring size.
@@ -64,6 +64,10 @@ impl Policy for PrefixHash {
         let leaves = requests(&candidates[owner]) > bound && requests(&candidates[least]) <= bound;
         cx.reason = if leaves { Reason::Saturated } else { Reason::Affinity };
         if leaves { least } else { owner }
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Requests
     }
 }
 

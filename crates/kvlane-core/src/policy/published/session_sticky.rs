@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::endpoint::EndpointId;
-use crate::policy::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, CostUnit, PickContext, Policy, Reason};
 use crate::recent::Recent;
 use crate::request::SessionKey;
 use crate::table::ByEndpoint;
@@ -66,6 +66,10 @@ impl Policy for SessionSticky {
             self.sessions.insert(session, endpoint);
         }
         row
+    }
+
+    fn cost_unit(&self) -> CostUnit {
+        CostUnit::Tokens
     }
 
     fn keeps_sessions(&self) -> bool {
