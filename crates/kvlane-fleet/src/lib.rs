@@ -28,6 +28,7 @@ pub mod settings;
 pub mod snapshot;
 pub mod timings;
 pub mod tokenize;
+pub mod traffic;
 pub mod vitals;
 pub mod worker;
 

@@ -29,6 +29,7 @@ use crate::feed::EventFeed;
 use crate::first_tokens::FirstTokens;
 use crate::metrics::{PoolMetrics, SelectionMetrics};
 use crate::tokenize::Counting;
+use crate::traffic::Traffic;
 use crate::vitals::Vitals;
 use crate::worker::{Rank, Worker, WorkerId};
 
@@ -77,6 +78,8 @@ pub struct PoolEndpoint {
     pub feed: Option<Arc<EventFeed>>,
     /// Whether its engine makes progress.
     pub vitals: Vitals,
+    /// Its requests since it joined.
+    pub traffic: Traffic,
     /// Its engine's last page of metrics did not report its load.
     pub load_unknown: AtomicBool,
     /// Placements by reason, under the pool's policy.
@@ -161,7 +164,7 @@ impl ModelPool {
         let number = several.then_some(rank.number);
         let name = worker.endpoint_name(number);
         let selections = ArcSwap::from_pointee(self.metrics.selection(&name, self.policy()));
-        let (worker, vitals) = (Arc::clone(worker), Vitals::default());
+        let (worker, vitals, traffic) = (Arc::clone(worker), Vitals::default(), Traffic::default());
         let (healthy, draining) = {
             let state = worker.state();
             (state.healthy, state.draining)
@@ -174,6 +177,7 @@ impl ModelPool {
             name,
             feed,
             vitals,
+            traffic,
             load_unknown: AtomicBool::new(false),
             selections,
         });

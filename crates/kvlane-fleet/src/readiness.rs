@@ -165,6 +165,18 @@ impl Fleet {
         Readiness { ready, stopping, waits_for, given_up }
     }
 
+    /// Why no endpoint is ready for `model`, and what to do: the problem of the first worker that is down and may serve
+    /// it, or that there are no workers. None if the reason is another one. With an empty name, any worker may.
+    pub fn why_none_is_ready(&self, model: &str) -> Option<String> {
+        let workers = self.workers();
+        if workers.is_empty() {
+            return Some("kvlane has no workers: add one with --worker-urls or POST /workers".into());
+        }
+        workers
+            .values()
+            .find_map(|worker| Some(format!("worker {}: {}", worker.url, worker.problem_with(model)?)))
+    }
+
     /// The gateway accepts no new clients and ends soon: it is not ready any more.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);

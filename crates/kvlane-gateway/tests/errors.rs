@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use kvlane_gateway::config::{Config, WorkerSpec};
-use kvlane_gateway::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
+use kvlane_gateway::config::{Config, KeySpec, WorkerSpec};
+use kvlane_gateway::serve::Serving;
+use kvlane_gateway::testing::{
+    Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually,
+};
+use kvlane_http::secret::KeyHash;
+use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
@@ -343,11 +348,51 @@ async fn without_any_endpoint_every_request_gets_an_error() {
         let reply = gateway.ask(method, path, body).await;
         assert_eq!((reply.status, reply.error_code().as_str()), (503, "no_endpoint_ready"), "{path}");
         assert!(reply.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok_and(|s| s > 0)));
+        assert!(
+            reply.text().contains("kvlane has no workers: add one with --worker-urls"),
+            "{}",
+            reply.text()
+        );
     }
     assert_eq!(gateway.ask("GET", "/readiness", "").await.status, 503);
     assert_eq!(gateway.ask("GET", "/liveness", "").await.status, 200);
     assert_eq!(gateway.ask("GET", "/v1/models", "").await.json()["data"], json!([]));
     gateway.end().await;
+}
+
+/// Invariant: Where there are keys, only operators are told of workers when no endpoint is ready.
+#[tokio::test]
+async fn a_client_is_told_why_no_endpoint_is_ready_if_it_may_see_workers() {
+    let engine = FakeEngine::start("m").await;
+    let key = |name: &str, role| {
+        let sha256 = KeyHash::of(&format!("k-{name}"));
+        KeySpec { name: name.into(), sha256, role, trusted: false }
+    };
+    let (mut open, mut locked) = (config(), config());
+    // Another worker serves another model: its problem is not the cause.
+    let other = WorkerSpec { model: Some("other".into()), ..WorkerSpec::new("http://127.0.0.1:9") };
+    open.workers = vec![other, WorkerSpec { model: Some("m".into()), ..WorkerSpec::new(engine.url()) }];
+    locked.auth.keys = vec![key("ann", Role::User), key("boss", Role::Admin)];
+    locked.workers.clone_from(&open.workers);
+    engine.set_healthy(false);
+    for (config, who, is_told) in [(open, None, true), (locked, Some("ann"), false)] {
+        let gateway = TestGateway::of(Serving::start(config).expect("it starts"));
+        let worker = gateway.serving().controller.find(&engine.url()).expect("a worker");
+        eventually("it has a problem", || worker.state().problem.is_some()).await;
+        let mut client = Client::connect(gateway.address()).await;
+        let fields = who.map_or_else(String::new, |name| format!("authorization: Bearer k-{name}\r\n"));
+        client.request_with("POST", "/v1/chat/completions", &fields, &chat("m", "hi")).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (503, "no_endpoint_ready"));
+        let text = reply.text();
+        assert_eq!(text.contains(engine.authority()), is_told, "{text}");
+        assert_eq!(text.contains("on the dashboard"), !is_told, "{text}");
+        let failures = || gateway.serving().proxy.failures.list();
+        eventually("the failure is kept", || !failures().is_empty()).await;
+        let reason = &failures()[0].cause.reason;
+        assert!(reason.contains(&format!("worker {}: ", engine.url())), "operators are told: {reason}");
+        gateway.end().await;
+    }
 }
 
 #[tokio::test]
@@ -356,9 +401,9 @@ async fn a_worker_that_never_answered_a_probe_gets_no_request() {
     engine.set_healthy(false);
     let mut config = config();
     config.workers = vec![WorkerSpec { model: Some("m".into()), ..WorkerSpec::new(engine.url()) }];
-    let serving = kvlane_gateway::serve::Serving::start(config).expect("it starts");
+    let serving = Serving::start(config).expect("it starts");
     eventually("it was probed", || engine.probes() > 0).await;
-    let mut client = kvlane_gateway::testing::Client::connect(serving.address).await;
+    let mut client = Client::connect(serving.address).await;
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     assert_eq!(client.reply().await.status, 503);
     eventually("the problem is shown", || serving.controller.workers()[0].state().problem.is_some()).await;

@@ -12,6 +12,7 @@ use kvlane_wire::api::Api;
 
 use crate::alias::Alias;
 use crate::error_format::ErrorFormat;
+use crate::failures::{Cause, Failure};
 use crate::limits::{Charge, Left};
 use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
@@ -58,6 +59,10 @@ struct State {
     discreet: bool,
     /// Its answer is not seen, so its status is unknown.
     passes_by: bool,
+    /// What failed last; the request may have succeeded after that.
+    cause: Option<Box<Cause>>,
+    /// Its answer broke off after its head was sent.
+    broke: bool,
 }
 
 // === impl Account ===
@@ -172,6 +177,22 @@ impl Account {
         self.state().status = status.as_u16();
     }
 
+    /// An attempt at this endpoint failed.
+    pub(crate) fn failed_at(&self, endpoint: &Arc<str>, reason: String) {
+        let cause = Cause { endpoint: Some(Arc::clone(endpoint)), reason };
+        self.state().cause = Some(Box::new(cause));
+    }
+
+    /// The client gets an error for this reason, after the attempts that there were.
+    pub(crate) fn failed(&self, reason: String) {
+        self.state().cause.get_or_insert_default().reason = reason;
+    }
+
+    /// The answer broke off after its head was sent: the attempt that failed last says why.
+    pub(crate) fn broke_off(&self) {
+        self.state().broke = true;
+    }
+
     /// The response has ended, with or without error, before the client disconnected.
     pub fn settle(&self) {
         self.state().settled = true;
@@ -213,7 +234,8 @@ impl Drop for Account {
         if !self.counted {
             return;
         }
-        let State { pool, alias, status, settled, passes_by, .. } = std::mem::take(&mut *self.state());
+        let State { pool, alias, status, settled, passes_by, cause, broke, .. } =
+            std::mem::take(&mut *self.state());
         if passes_by {
             return self.tell(pool.as_deref(), 0, true);
         }
@@ -223,6 +245,12 @@ impl Drop for Account {
         self.tell(pool.as_deref(), status, settled);
         let of_pool = || pool.map_or_else(String::new, |pool| pool.model.clone());
         let model = alias.map_or_else(of_pool, |alias| alias.asked.clone());
+        if code >= 500 || (broke && settled) {
+            let cause = cause.map_or_else(Cause::default, |cause| *cause);
+            let (at, request_id) = (self.proxy.fleet.clock.now(), self.timeline.request_id().to_owned());
+            let model = model.clone();
+            self.proxy.failures.note(Failure { at, request_id, model, status, cause });
+        }
         self.proxy.fleet.metrics.requests.requests.get_or_create(&RequestLabels { model, api, code }).inc();
     }
 }

@@ -9,7 +9,7 @@ use kvlane_fleet::snapshot::Served;
 use crate::account::Account;
 use crate::alias::Alias;
 use crate::attributes::Attributes;
-use crate::error::ApiError;
+use crate::error::{ApiError, Told};
 use crate::limits::{Ask, Charge, Limited};
 use crate::proxy::Proxy;
 
@@ -93,5 +93,5 @@ pub(super) fn named_pool(proxy: &Proxy, model: &str) -> Result<Arc<Served>, ApiE
 /// No worker serves this model; clients may retry after the next probe.
 pub(super) fn no_endpoint(proxy: &Proxy, model: String) -> ApiError {
     let retry_after_s = proxy.settings().probe_interval.as_secs().max(1);
-    ApiError::NoEndpoint { model, waited: Duration::ZERO, retry_after_s }
+    ApiError::NoEndpoint { model, waited: Duration::ZERO, retry_after_s, told: Told::Where }
 }

@@ -104,12 +104,32 @@ pub(super) struct Patience {
     deadline: Instant,
 }
 
+/// What happened where an engine answers with an error.
+pub(super) fn of_status(status: StatusCode) -> String {
+    match status.is_success() {
+        // The error is in the first event.
+        true => "the engine reported an error before any content".into(),
+        false => format!("the engine answered {status}"),
+    }
+}
+
 // === impl Outcome ===
 
 impl Outcome {
     /// Whether it is the client's response.
     pub(super) fn is_answer(&self) -> bool {
         matches!(self, Self::Answered(_))
+    }
+
+    /// What happened, for operators.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::Answered(answer) | Self::Busy(answer) | Self::Unable(answer) | Self::Faulty(answer, _) => {
+                of_status(answer.status)
+            }
+            Self::Broken(error) => error.to_string(),
+            Self::Late(limit) => format!("the engine sent no response within {limit:?}"),
+        }
     }
 
     pub(super) fn of(answered: Result<(Answer, Option<Fault>), AttemptError>) -> Self {
@@ -286,7 +306,7 @@ impl<'a> Attempts<'a> {
             }
             Outcome::Late(_) => {
                 lease.trace_failure(FailureKind::timeout.name());
-                self.proxy.fleet.metrics.note_failure(&worker.url, FailureKind::timeout);
+                lease.note_failure(FailureKind::timeout);
             }
             // The scheduler already knows. The endpoint is not excluded: if all others stall too, it is
             // eligible again.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::account::Account;
 use crate::admission::hold;
 use crate::auth::identity;
-use crate::error::ApiError;
+use crate::error::{ApiError, Told};
 use crate::proxy::Proxy;
 
 /// A request that waits each time it finds no endpoint, until its time is up.
@@ -69,7 +69,7 @@ impl<'a> EndpointWait<'a> {
         };
         let failed = |model: String| {
             let waited = if timeout.is_zero() { Duration::ZERO } else { since.elapsed() };
-            ApiError::NoEndpoint { model, waited, retry_after_s }
+            ApiError::NoEndpoint { model, waited, retry_after_s, told: Told::Where }
         };
         if timeout.is_zero() {
             return Err(failed(model));

@@ -17,6 +17,10 @@ use crate::limits::Limited;
 /// `Retry-After` of a 503 for want of memory: bodies take seconds to be read and sent.
 const NO_MEMORY_FOR_S: u64 = 1;
 
+/// Where operators look, for clients that may not see workers.
+const NOT_TOLD: &str =
+    "operators see the cause in the log, on the dashboard, and at GET /readiness with an operator's key";
+
 /// Why a client gets no answer from an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
@@ -88,7 +92,7 @@ pub enum ApiError {
         allow: &'static str,
     },
     /// No endpoint of the model takes requests.
-    #[error("{}", no_endpoint_text(model, *waited))]
+    #[error("{}", no_endpoint_text(model, *waited, told))]
     NoEndpoint {
         /// The model; empty if the request names none.
         model: String,
@@ -96,6 +100,8 @@ pub enum ApiError {
         waited: Duration,
         /// `Retry-After`, in seconds.
         retry_after_s: u64,
+        /// What is told of the workers.
+        told: Told,
     },
     /// The scheduler rejected the request.
     #[error("{}", rejection_text(*why))]
@@ -149,13 +155,30 @@ pub enum ApiError {
     },
 }
 
-fn no_endpoint_text(model: &str, waited: Duration) -> String {
+/// What a client is told of the workers when none is ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Told {
+    /// Where to look.
+    #[default]
+    Where,
+    /// The problem of a worker, or that there is none, and what to do.
+    Problem(String),
+    /// Nothing: this client may not see workers.
+    Nothing,
+}
+
+fn no_endpoint_text(model: &str, waited: Duration, told: &Told) -> String {
     let of = if model.is_empty() { String::new() } else { format!(" for the model `{model}`") };
     let waited = match waited.as_secs_f64() {
         0.0 => String::new(),
         seconds => format!(" after {seconds:.1} s of waiting (routing.empty_pool_timeout)"),
     };
-    format!("no endpoint is ready{of}{waited}: try again later; GET /readiness shows which are down and why")
+    let told = match told {
+        Told::Where => "try again later; GET /readiness shows which are down and why".to_owned(),
+        Told::Problem(problem) => format!("{problem}; GET /readiness lists all problems"),
+        Told::Nothing => format!("try again later; {NOT_TOLD}"),
+    };
+    format!("no endpoint is ready{of}{waited}: {told}")
 }
 
 fn rejection_text(why: Rejection) -> &'static str {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::account::Account;
 use crate::admission::no_endpoint;
 use crate::alias::Alias;
-use crate::attempt::{Attempts, Outcome};
+use crate::attempt::{Attempts, Outcome, of_status};
 use crate::attempt_trace::Attempt;
 use crate::body::Body;
 use crate::deadlines::Deadlines;
@@ -151,6 +151,9 @@ async fn serve(
                 if answer.status.is_success() {
                     attempts.succeeded();
                 }
+                if answer.status.is_server_error() {
+                    account.failed_at(&lease.endpoint.name, of_status(answer.status));
+                }
                 let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
@@ -177,6 +180,7 @@ async fn serve(
             // Without a lease: the engine has finished with this request.
             outcome => {
                 account.timeline.failed();
+                account.failed_at(&lease.endpoint.name, outcome.describe());
                 attempts.failed(lease, outcome, turned_down);
                 encoders = &[];
             }

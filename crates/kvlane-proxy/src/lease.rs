@@ -78,6 +78,7 @@ impl Lease {
         let worker = Arc::clone(&endpoint.worker);
         let placed = proxy.fleet.clock.now();
         endpoint.vitals.arrive(placed);
+        endpoint.traffic.place();
         let attempt = Attempt::begin(&proxy, routed, &endpoint, &placement, placed);
         Self {
             attempt,
@@ -222,7 +223,7 @@ impl Lease {
     pub fn transfer_failed(&self) {
         self.lost();
         self.trace_failure(FailureKind::transfer.name());
-        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::transfer);
+        self.note_failure(FailureKind::transfer);
         self.pool.step(Input::TransferFailed { request: self.request });
     }
 
@@ -288,6 +289,7 @@ impl Lease {
             }
             if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+                self.endpoint.traffic.begin(now - self.placed);
                 if self.proxy.settings().hedge.enabled {
                     self.pool.first_tokens.note(now - self.placed);
                 }
@@ -374,11 +376,17 @@ impl Lease {
         (written > 0).then_some(written)
     }
 
+    /// Counts a failure at its endpoint.
+    pub(crate) fn note_failure(&self, kind: FailureKind) {
+        self.proxy.fleet.metrics.note_failure(&self.worker.url, kind);
+        self.endpoint.traffic.fail(kind);
+    }
+
     /// The worker failed the request.
     pub fn failed(&self, kind: FailureKind) {
         self.lost();
         self.trace_failure(kind.name());
-        self.proxy.fleet.metrics.note_failure(&self.worker.url, kind);
+        self.note_failure(kind);
         self.pool.step(Input::Failed { request: self.request });
     }
 
@@ -399,14 +407,14 @@ impl Lease {
     pub fn stalled(&self) {
         self.lost();
         self.trace_failure(FailureKind::stalled.name());
-        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::stalled);
+        self.note_failure(FailureKind::stalled);
     }
 
     /// The worker reports an error of unknown cause.
     pub fn faulted(&self) {
         self.lost();
         self.trace_failure(FailureKind::status.name());
-        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::status);
+        self.note_failure(FailureKind::status);
     }
 
     /// The worker is busy; `retry_after` is the time it gives, if any.
@@ -414,6 +422,7 @@ impl Lease {
         self.lost();
         self.trace_failure("busy");
         self.proxy.fleet.metrics.faults.note_busy(&self.worker.url);
+        self.endpoint.traffic.reject();
         let retry_after = retry_after.map(Nanos::from);
         self.pool.step(Input::Busy { request: self.request, retry_after });
     }

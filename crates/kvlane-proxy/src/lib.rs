@@ -23,6 +23,7 @@ mod engine_request;
 pub mod error;
 pub mod error_format;
 pub mod ext_proc;
+pub mod failures;
 pub mod faults;
 mod forward;
 pub mod guard;

@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::attributes::AttributeReader;
 use crate::auth::Auth;
+use crate::failures::Failures;
 use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::mirror::Copies;
@@ -42,6 +43,8 @@ pub struct Proxy {
     pub outcomes: Outcomes,
     /// Copies of requests for other models.
     pub(crate) copies: Copies,
+    /// The last requests that failed.
+    pub failures: Failures,
     /// Held by the one request that is tried although its prompt may kill an engine.
     trial: Semaphore,
     next_request: AtomicU64,
@@ -68,6 +71,7 @@ impl Proxy {
             traces: Traces::new(&settings.tracing),
             outcomes: Outcomes::default(),
             copies: Copies::default(),
+            failures: Failures::default(),
             trial: Semaphore::new(1),
             next_request: AtomicU64::new(1),
             settings: ArcSwap::from_pointee(settings),

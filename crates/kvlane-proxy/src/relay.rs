@@ -178,28 +178,40 @@ impl Relay {
     }
 
     fn complete(&mut self) {
-        match (self.fault, &self.lease) {
-            (Some(Fault::Engine), Some(lease)) => {
-                lease.failed(FailureKind::mid_stream);
-                lease.died(true);
-                self.lease = None;
+        match self.fault {
+            Some(fault @ (Fault::Engine | Fault::Unknown)) => {
+                if let Some(lease) = self.lease.take() {
+                    self.reported(fault, &lease);
+                }
+                self.account.broke_off();
             }
-            (Some(Fault::Unknown), Some(lease)) => {
-                lease.faulted();
-                self.lease = None;
-            }
-            _ => {}
-        }
-        if let Some(mut lease) = self.lease.take() {
-            if let Watch::Events(scanner) = &mut self.watch {
-                lease.progress(self.last_piece, scanner.finish());
-            }
-            lease.complete(self.watch.usage());
-            if self.sound {
-                lease.succeeded();
-            }
+            Some(Fault::Client) | None => self.succeeded(),
         }
         self.account.settle();
+    }
+
+    /// The engine reported an error within the response.
+    fn reported(&self, fault: Fault, lease: &Lease) {
+        match fault {
+            Fault::Engine => {
+                lease.failed(FailureKind::mid_stream);
+                lease.died(true);
+            }
+            Fault::Unknown | Fault::Client => lease.faulted(),
+        }
+        self.account.failed_at(&lease.endpoint.name, "the engine reported an error in the stream".into());
+    }
+
+    /// The response is complete, and the engine is not to blame for anything in it.
+    fn succeeded(&mut self) {
+        let Some(mut lease) = self.lease.take() else { return };
+        if let Watch::Events(scanner) = &mut self.watch {
+            lease.progress(self.last_piece, scanner.finish());
+        }
+        lease.complete(self.watch.usage());
+        if self.sound {
+            lease.succeeded();
+        }
     }
 
     /// The response has no proper end. A stream ends with an error event; any other response is cut.
@@ -219,9 +231,10 @@ impl Relay {
                 BreakCause::Silent => lease.failed(FailureKind::timeout),
                 BreakCause::Deadline => {
                     lease.trace_failure(FailureKind::timeout.name());
-                    lease.proxy().fleet.metrics.note_failure(&lease.worker.url, FailureKind::timeout)
+                    lease.note_failure(FailureKind::timeout);
                 }
             }
+            self.account.failed_at(&lease.endpoint.name, error.to_string());
             let timeline = &self.account.timeline;
             let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
             let worker = &*lease.worker.url;
@@ -236,6 +249,7 @@ impl Relay {
         broke: BreakCause,
         error: io::Error,
     ) -> Option<io::Result<Frame<Bytes>>> {
+        self.account.broke_off();
         self.account.settle();
         self.ended = true;
         match &self.watch {

@@ -309,6 +309,7 @@ impl ContinuedRelay {
         let continuation = &mut *self.continuation;
         let Some(lease) = self.relay.lease.take() else { return Err(self.relay.fail(broke, error)) };
         lease.failed(failure);
+        self.relay.account.failed_at(&lease.endpoint.name, error.to_string());
         if self.relay.fault == Some(Fault::Engine) {
             lease.died(true);
         }

@@ -13,7 +13,7 @@ use kvlane_wire::api::path::allows;
 use crate::account::Account;
 use crate::body::Body;
 use crate::cors;
-use crate::error::ApiError;
+use crate::error::{ApiError, Told};
 use crate::error_format::ErrorFormat;
 use crate::forward;
 use crate::guard::{self, Purpose};
@@ -127,7 +127,7 @@ impl Service {
                 if let Some(reached) = error.reached() {
                     self.proxy.fleet.metrics.limits.reached(reached);
                 }
-                error.into_response(error_format)
+                self.explain(&parts, &account, error).into_response(error_format)
             }
         };
         account.set_status(response.status());
@@ -144,6 +144,23 @@ impl Service {
             asked.permit(&mut response);
         }
         response
+    }
+
+    /// An error as its client may see it, with the cause where no endpoint is ready. Operators see the cause in any case:
+    /// it is kept with the request's failure.
+    pub(crate) fn explain(&self, parts: &Parts, account: &Account, mut error: ApiError) -> ApiError {
+        if let ApiError::NoEndpoint { model, told, .. } = &mut error {
+            *told = self.proxy.fleet.why_none_is_ready(model).map_or(Told::Where, Told::Problem);
+        }
+        if error.status().is_server_error() {
+            account.failed(error.to_string());
+        }
+        if let ApiError::NoEndpoint { told, .. } = &mut error
+            && !guard::shows_workers(&self.proxy, self.port, parts)
+        {
+            *told = Told::Nothing;
+        }
+        error
     }
 
     async fn dispatch(

@@ -160,6 +160,20 @@ pub enum FailureKind {
 // === impl FailureKind ===
 
 impl FailureKind {
+    /// All kinds.
+    pub const ALL: [Self; 10] = [
+        Self::connect,
+        Self::connect_timeout,
+        Self::broken,
+        Self::garbage,
+        Self::status,
+        Self::mid_stream,
+        Self::timeout,
+        Self::unfit,
+        Self::stalled,
+        Self::transfer,
+    ];
+
     /// Its name in logs and traces.
     pub const fn name(self) -> &'static str {
         match self {

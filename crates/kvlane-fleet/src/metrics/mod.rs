@@ -207,12 +207,7 @@ impl Metrics {
     pub fn forget_worker(&self, worker: &str) {
         self.workers.worker_health.remove(&WorkerLabel { worker: worker.into() });
         self.faults.forget_worker(worker);
-        use FailureKind::{
-            broken, connect, connect_timeout, garbage, mid_stream, stalled, status, timeout, transfer, unfit,
-        };
-        for kind in
-            [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit, stalled, transfer]
-        {
+        for kind in FailureKind::ALL {
             self.workers.worker_failures.remove(&FailureLabels { worker: worker.into(), kind });
         }
     }

@@ -199,6 +199,16 @@ impl Worker {
         self.unfit.load(Ordering::Acquire) || self.upstream.is_gone()
     }
 
+    /// Its problem, if it is down and may serve `model`: it has listed that model, or none so far. With an empty name, any
+    /// model.
+    pub fn problem_with(&self, model: &str) -> Option<String> {
+        let state = self.state();
+        let known = self.model.as_deref().into_iter().chain(state.names.iter().map(|served| &*served.name));
+        let may_serve =
+            model.is_empty() || known.clone().next().is_none() || known.into_iter().any(|name| name == model);
+        state.problem.clone().filter(|_| !state.healthy && may_serve)
+    }
+
     /// Waits until its probes find that it is down.
     pub async fn unfit(&self) {
         let mut told = std::pin::pin!(self.found_unfit.notified());

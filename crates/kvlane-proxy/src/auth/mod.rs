@@ -164,6 +164,11 @@ impl Auth {
         !self.keys.is_empty() || self.jwt.is_some()
     }
 
+    /// The names of the configured keys.
+    pub fn key_names(&self) -> impl Iterator<Item = &str> {
+        self.keys.values().map(|identity| &*identity.name)
+    }
+
     /// Whether requests to models need a key: as soon as any key is configured.
     pub fn clients_need_a_key(&self) -> bool {
         self.has_keys() && !self.open_clients

@@ -94,7 +94,7 @@ pub(super) async fn exchange(picker: &Arc<Picker>, call: &mut Call) -> Result<St
     let Admitted { parts, error_format, account, read, held } = admitted;
     let (purpose, body) = match read {
         Ok(read) => read,
-        Err(error) => return turn_away(call, &account, error, error_format),
+        Err(error) => return turn_away(picker, call, &parts, &account, error, error_format),
     };
     let picked = tokio::select! {
         picked = picker.pick(&parts, purpose, body.clone(), &account, subset.as_ref()) => picked,
@@ -108,7 +108,7 @@ pub(super) async fn exchange(picker: &Arc<Picker>, call: &mut Call) -> Result<St
             account.settle();
             return answer(call, &account, response);
         }
-        Err(error) => return turn_away(call, &account, error, error_format),
+        Err(error) => return turn_away(picker, call, &parts, &account, error, error_format),
     };
     let mut out = Vec::with_capacity(body.len() + 1024);
     answer_pick(&mut out, &picked, &parts, &body, has_body, duplex, end);
@@ -250,12 +250,14 @@ async fn pass(call: &mut Call, first: Bytes) -> Result<Status, CallError> {
 
 /// The client gets an error.
 fn turn_away(
+    picker: &Picker,
     call: &mut Call,
+    parts: &Parts,
     account: &Arc<Account>,
     error: ApiError,
     error_format: ErrorFormat,
 ) -> Result<Status, CallError> {
-    let response = error.into_response(error_format);
+    let response = picker.service.explain(parts, account, error).into_response(error_format);
     account.set_status(response.status());
     account.settle();
     answer(call, account, response)
