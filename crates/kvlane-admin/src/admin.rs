@@ -1,5 +1,6 @@
 //! What the admin API shows and changes.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kvlane_control::Controller;
@@ -15,4 +16,6 @@ pub struct Admin {
     pub controller: Arc<Controller>,
     /// The last quarter of an hour.
     pub history: Arc<History>,
+    /// Where clients connect; none behind a data plane that does.
+    pub clients: Option<SocketAddr>,
 }

@@ -1,23 +1,29 @@
 //! `GET /fleet`: the whole fleet at one moment, for the dashboard.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::request::Parts;
 use kvlane_core::disaggregation::Link;
 use kvlane_core::endpoint::{Endpoint, EndpointId};
+use kvlane_core::policy::PolicyConfig;
 use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::feed::EventFeed;
 use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::traffic::Traffic;
 use kvlane_fleet::worker::Worker;
+use kvlane_proxy::Proxy;
 use kvlane_proxy::auth::{self, Role};
+use kvlane_proxy::failures::{Cause, Failure};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
 use crate::history::rounded;
+use crate::tenants;
 
 /// Most pairs of workers that are listed.
 const CLOSED_PAIRS_MAX: usize = 100;
@@ -55,13 +61,35 @@ pub(crate) fn describe_fleet(admin: &Admin, parts: &Parts) -> Value {
         "configuration": fleet.reloads.describe(),
         "probes": {"interval_s": health.interval.as_secs_f64(), "failure_threshold": health.failure_threshold},
         "tokenizer_queue": fleet.tokenizers.waiting(),
-        "pools": pools.iter().map(|pool| self::pool(fleet, pool)).collect::<Vec<_>>(),
+        "clients": clients(admin),
+        "failures": admin.proxy.failures.list().iter().map(failure).collect::<Vec<_>>(),
+        "pools": pools.iter().map(|pool| self::pool(&admin.proxy, pool)).collect::<Vec<_>>(),
         "workers": workers,
         "replicas": fleet.describe_replicas(),
     })
 }
 
-fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
+/// How clients connect: none behind a data plane.
+fn clients(admin: &Admin) -> Value {
+    let describe = |address: SocketAddr| {
+        json!({
+            "address": address.to_string(), "tls": admin.proxy.tls().clients().is_some(),
+            "need_a_key": admin.proxy.auth().clients_need_a_key(),
+        })
+    };
+    json!(admin.clients.map(describe))
+}
+
+fn failure(failure: &Failure) -> Value {
+    let Failure { at, request_id, model, status, cause: Cause { endpoint, reason } } = failure;
+    json!({
+        "at_s": at.as_secs_f64(), "request_id": request_id, "model": model, "status": status,
+        "endpoint": endpoint.as_deref(), "reason": reason,
+    })
+}
+
+fn pool(proxy: &Proxy, pool: &ModelPool) -> Value {
+    let fleet = &*proxy.fleet;
     let (given_bytes, given_blocks) = pool.router.index_size();
     let exact = pool.router.exact().map(|index| {
         json!({"bytes": index.bytes(), "blocks": index.blocks_held(), "bytes_max": fleet.settings().kv_events.index_memory})
@@ -73,18 +101,20 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
         .into_iter()
         .map(|(why, count)| (why.to_owned(), json!(count)))
         .collect();
-    let (policy, in_flight, queued, in_flight_max, queue_max, receipts) = pool.router.read(|scheduler| {
+    let (policies, in_flight, queued, in_flight_max, queue_max, receipts) = pool.router.read(|scheduler| {
         let config = scheduler.config();
         let (in_flight_max, queue_max) = (config.max_concurrent_requests, config.queue_size);
-        let policy = config.policy.name();
-        (policy, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts)
+        let policies = (config.policy.name(), config.shadow_policy.as_ref().map(PolicyConfig::name));
+        (policies, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts)
     });
+    let (policy, shadow_policy) = policies;
     let metrics = &pool.metrics;
     json!({
         "closed_pairs": closed_pairs(fleet.clock.now(), pool),
-        "model": pool.model, "policy": policy, "block_tokens": pool.router.block_tokens(),
+        "model": pool.model, "policy": policy, "shadow_policy": shadow_policy, "block_tokens": pool.router.block_tokens(),
         "tokens": pool.counting.describe(), "decisions_kept": receipts,
         "in_flight": in_flight, "in_flight_max": in_flight_max, "queued": queued, "queue_max": queue_max,
+        "tenants": tenants::describe(proxy, pool),
         "shed": shed, "shed_ratio": rounded(metrics.shed.share() as f32).unwrap_or(0.0),
         "index": {
             "events": exact,
@@ -185,6 +215,11 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
             told["model"] = json!(pool.model);
             told["endpoint"] = json!(*endpoint.name);
             told["rank"] = json!(endpoint.number);
+            told["traffic"] = traffic(&endpoint.traffic);
+            if !state.healthy {
+                // What a worker held and reported says nothing of one that is down.
+                (told["reported"], told["holds"]) = (Value::Null, Value::Null);
+            }
             told["engine_cache"] = json!(pool.metrics.engine_reuse.of(endpoint.id).map(|cache| {
                 json!({
                     "queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens,
@@ -201,6 +236,17 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
         "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probes.failures(),
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
         "endpoints": endpoints,
+    })
+}
+
+/// Requests at an endpoint since it joined.
+fn traffic(traffic: &Traffic) -> Value {
+    let failed: Value =
+        traffic.failed().map(|(kind, count)| (kind.name().to_owned(), json!(count))).collect();
+    let ttft_s = traffic.ttft_s().map(|percentiles| percentiles.map(|seconds| rounded(seconds as f32)));
+    json!({
+        "requests": traffic.placed(), "failed": failed, "rejected": traffic.rejected(),
+        "ttft_p50_s": ttft_s.map(|[p50, _]| p50), "ttft_p90_s": ttft_s.map(|[_, p90]| p90),
     })
 }
 

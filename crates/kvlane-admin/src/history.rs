@@ -204,7 +204,7 @@ impl State {
                 state.ready += usize::from(endpoint.healthy && !endpoint.draining);
                 state.prefill_tokens += endpoint.load.in_flight.prefill_tokens;
                 state.context_tokens += endpoint.load.in_flight.context_tokens;
-                if let Some((reported, _)) = endpoint.load.reported {
+                if let Some((reported, _)) = endpoint.load.reported.filter(|_| endpoint.healthy) {
                     state.kv_usage.0 += f64::from(reported.kv_usage_ratio);
                     state.kv_usage.1 += 1;
                 }

@@ -14,6 +14,7 @@ mod page;
 mod query;
 mod readiness;
 mod signals;
+mod tenants;
 mod whatif;
 mod workers;
 

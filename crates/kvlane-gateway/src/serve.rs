@@ -258,6 +258,7 @@ impl Serving {
             proxy: Arc::clone(&proxy),
             controller: Arc::clone(&controller),
             history: Arc::clone(&history),
+            clients: matches!(mode, Mode::Gateway).then_some(address),
         });
         let grpc_tls = match mode {
             Mode::Picker if epp.secure_serving => {

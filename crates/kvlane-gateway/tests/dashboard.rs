@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::{Config, KeySpec};
 use kvlane_gateway::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
@@ -140,8 +141,163 @@ async fn a_dead_engine_is_detected_without_a_probe_or_a_request() {
     assert_eq!(fleet(&gateway).await["workers"][0]["state"], "serving");
     engine.refuse();
     eventually("it is down", || !worker.state().healthy).await;
-    assert_eq!(fleet(&gateway).await["workers"][0]["state"], "down", "a closed port needs no second probe");
+    let worker = fleet(&gateway).await["workers"][0].clone();
+    assert_eq!(worker["state"], "down", "a closed port needs no second probe");
+    let problem = worker["problem"].as_str().expect("a problem");
+    assert!(problem.contains("refused"), "{problem}");
     gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_down_claims_no_cache() {
+    let engine = FakeEngine::start("m").await;
+    engine.set_metrics(
+        "vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n",
+    );
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    gateway.served(&engine, chat("m", &"a long prompt ".repeat(40))).await;
+    let endpoint = |told: &Value| told["workers"][0]["endpoints"][0].clone();
+    let up = endpoint(&fleet(&gateway).await);
+    assert!(up["holds"]["dispatches_tokens"].as_u64() > Some(50), "{up}");
+    let worker = gateway.serving().controller.workers().remove(0);
+    engine.refuse();
+    eventually("it is down", || !worker.state().healthy).await;
+    let down = endpoint(&fleet(&gateway).await);
+    assert_eq!((&down["holds"], &down["reported"]), (&Value::Null, &Value::Null), "{down}");
+    assert_eq!(down["traffic"]["requests"], 1, "what was is still told");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_endpoint_shows_its_requests_errors_rejections_and_times_to_first_token() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.retry.max_total_retries = 0;
+    config.breaker.failure_threshold = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let traffic = async || fleet(&gateway).await["workers"][0]["endpoints"][0]["traffic"].clone();
+    let none = json!({"requests": 0, "failed": {}, "rejected": 0, "ttft_p50_s": null, "ttft_p90_s": null});
+    assert_eq!(traffic().await, none);
+    let (reply, ()) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat_stream("m", "hello")), async {
+            let mut call = engine.call().await;
+            call.begin_stream().await;
+            call.chunk(&event("token")).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        });
+    assert_eq!(reply.status, 200);
+    for (answer, status) in [
+        ("HTTP/1.1 503 Busy\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n", 503),
+        ("HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n", 502),
+        ("", 502),
+    ] {
+        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
+            engine.call().await.send(answer).await;
+        });
+        assert_eq!(reply.status, status, "{answer}");
+        gateway.ledger_is_zero().await;
+    }
+    let told = traffic().await;
+    assert_eq!((&told["requests"], &told["rejected"]), (&json!(4), &json!(1)), "{told}");
+    assert_eq!(told["failed"], json!({"broken": 1, "status": 1}));
+    assert!(told["ttft_p50_s"].as_f64() > Some(0.0) && told["ttft_p50_s"] == told["ttft_p90_s"], "{told}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_last_failures_say_when_where_why_and_of_which_request() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.retry.max_total_retries = 0;
+    config.breaker.failure_threshold = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    assert_eq!(fleet(&gateway).await["failures"], json!([]));
+    let mut client = Client::connect(gateway.address()).await;
+    client.request_with("POST", "/v1/chat/completions", "x-request-id: lost\r\n", &chat("m", "hi")).await;
+    engine.call().await.reset();
+    assert_eq!(client.reply().await.status, 502);
+    let mut client = Client::connect(gateway.address()).await;
+    let streams = chat_stream("m", "hi");
+    client.request_with("POST", "/v1/chat/completions", "x-request-id: cut\r\n", &streams).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    client.see("one").await;
+    call.reset();
+    client.rest().await;
+    // Neither a client's own error nor an answer is a failure.
+    gateway.ask("POST", "/v1/chat/completions", "{}").await;
+    gateway.served(&engine, chat("m", "hi")).await;
+    let mut failures = fleet(&gateway).await["failures"].clone();
+    while failures.as_array().map(Vec::len) != Some(2) {
+        failures = soon("both failures", fleet(&gateway)).await["failures"].clone();
+    }
+    let endpoint = json!(engine.url());
+    for (failure, id, status) in [(&failures[0], "cut", 200), (&failures[1], "lost", 502)] {
+        assert_eq!((&failure["request_id"], &failure["status"]), (&json!(id), &json!(status)));
+        assert_eq!((&failure["endpoint"], &failure["model"]), (&endpoint, &json!("m")));
+        assert!(failure["at_s"].as_f64() > Some(0.0), "{failure}");
+        assert_ne!(failure["reason"], "", "{failure}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn tenants_are_listed_with_the_names_of_their_keys() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = with_keys();
+    config.auth.keys.push(KeySpec {
+        name: "bulk".into(),
+        sha256: KeyHash::of("k-bulk"),
+        role: Role::User,
+        trusted: false,
+    });
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    for (name, words) in [("ann", 1), ("bulk", 400), ("ann", 1)] {
+        let mut client = Client::connect(gateway.address()).await;
+        let (key, body) =
+            (format!("authorization: Bearer k-{name}\r\n"), chat("m", &format!("{name} ").repeat(words)));
+        client.request_with("POST", "/v1/chat/completions", &key, &body).await;
+        engine.answer("{}").await;
+        assert_eq!(client.reply().await.status, 200);
+    }
+    let told = operate_as(&gateway, "watch", "GET", "/fleet", "").await.json()["pools"][0]["tenants"].clone();
+    let shown: Vec<_> = (0..2).map(|n| (&told["top"][n]["name"], &told["top"][n]["requests"])).collect();
+    assert_eq!(shown, [(&json!("bulk"), &json!(1)), (&json!("ann"), &json!(2))], "{told}");
+    assert!(told["top"][0]["prefill_tokens"].as_u64() > Some(100), "{told}");
+    assert_eq!((&told["others"]["requests"], told["span_s"].as_f64() > Some(0.0)), (&json!(0), true));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_page_learns_where_clients_connect_and_whether_they_need_a_key() {
+    let engine = FakeEngine::start("m").await;
+    for (config, need_a_key) in [(config(), false), (with_keys(), true)] {
+        let gateway = TestGateway::start(config, &[&engine]).await;
+        let told = operate_as(&gateway, "watch", "GET", "/fleet", "").await.json();
+        let address = gateway.address().to_string();
+        assert_eq!(told["clients"], json!({"address": address, "tls": false, "need_a_key": need_a_key}));
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn the_policies_of_a_pool_are_listed_with_the_unit_of_their_costs() {
+    let engine = FakeEngine::start("m").await;
+    for (policy, shadow, unit) in
+        [("cache_aware", None, "requests"), ("fleet_cost", Some("least_tokens"), "seconds")]
+    {
+        let mut config = config();
+        config.routing.policy = PolicyConfig::by_name(policy).expect("a policy");
+        config.routing.shadow_policy = shadow.map(|name| PolicyConfig::by_name(name).expect("a policy"));
+        let gateway = TestGateway::start(config, &[&engine]).await;
+        assert_eq!(fleet(&gateway).await["pools"][0]["shadow_policy"], json!(shadow));
+        let decisions = gateway.operate("GET", "/decisions", "").await.json();
+        assert_eq!(decisions["pools"][0]["cost_unit"], unit);
+        gateway.end().await;
+    }
 }
 
 #[tokio::test]
