@@ -8,6 +8,8 @@ const DECISIONS_KEPT = 60;
 const CHANGES_KEPT = 60;
 const TREND_POINTS = 90;
 const MAP_FROM = 13;
+const PROBLEMS_SHOWN = 12;
+const RATE_SAMPLES = 11;
 
 const $ = id => document.getElementById(id);
 
@@ -124,6 +126,8 @@ const page = {
   sheet: null,
   before: new Map(),
   trends: new Map(),
+  placed: new Map(),
+  whatif: null,
   answeredAt: 0,
   costs: [],
 };
@@ -158,12 +162,16 @@ async function refresh() {
     Object.assign(page, { history: null, decisions: [], decisionsAt: null, chosen: null });
     page.before.clear();
     page.trends.clear();
+    page.placed.clear();
     page.fleet = fleet;
     noteChange("The gateway has restarted", "");
     return refresh();
   }
+  // Without a shadow policy there is nothing to ask for.
+  const whatif = fleet.pools.some(pool => pool.shadow_policy) ? await ask("whatif").catch(() => null) : null;
   const begun = performance.now();
   page.fleet = fleet;
+  page.whatif = whatif;
   page.answeredAt = Date.now();
   keepHistory(history);
   keepDecisions(decisions);
@@ -238,9 +246,10 @@ function close(error) {
   sessionStorage.removeItem("kvlane-key");
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   $("app").hidden = true;
-  for (const emptied of ["tiles", "changes", "decision-list", "why", "index", "map", "replica-own", "replica-problems"]) $(emptied).replaceChildren();
+  for (const emptied of ["tiles", "changes", "decision-list", "why", "index", "map", "problems", "start-command", "shadow-facts", "replica-own", "replica-problems"]) $(emptied).replaceChildren();
   $("endpoints").tBodies[0].replaceChildren();
-  $("replicas").querySelector("tbody").replaceChildren();
+  for (const table of ["replicas", "failures", "tenants"]) $(table).querySelector("tbody").replaceChildren();
+  failuresShown = "";
   rows.clear();
   tiles.clear();
   $("gate").hidden = false;
@@ -288,7 +297,7 @@ function keepDecisions(told) {
   const fresh = [];
   for (const pool of told.pools) {
     for (const decision of pool.decisions) {
-      if (!seen.has(decision.request)) fresh.push({ ...decision, model: pool.model, policy: pool.policy });
+      if (!seen.has(decision.request)) fresh.push({ ...decision, model: pool.model, policy: pool.policy, cost_unit: pool.cost_unit });
     }
   }
   if (fresh.length === 0) return;
@@ -325,11 +334,15 @@ function show() {
   const all = endpoints();
   noteChanges();
   showSummary(all);
+  showStart(all);
   showTiles(all);
   charts.forEach(chart => chart.show());
   showFleet(all);
+  showFailures();
   showDecisions();
   showIndex(all);
+  showTenants();
+  showShadow();
   showReplicas();
   if (page.sheet) showSheet();
   $("add").hidden = !page.fleet.you.may_change;
@@ -386,7 +399,7 @@ function showSummary(all) {
 
 const tiles = new Map();
 
-function tile(name, figure, unit, more, values) {
+function tile(name, figure, unit, more, values, title = "") {
   let shown = tiles.get(name);
   if (!shown) {
     const area = draw("path", { class: "area" });
@@ -405,6 +418,7 @@ function tile(name, figure, unit, more, values) {
   setText(shown.number, figure);
   setText(shown.suffix, unit);
   setText(shown.note, more);
+  if (shown.root.title !== title) shown.root.title = title;
   const points = buckets(values ?? [], 80).values;
   const top = Math.max(1e-9, ...points.filter(value => value !== null));
   const at = (value, n) => `${(100 * n / Math.max(1, points.length - 1)).toFixed(1)} ${(25 - 22 * (value ?? 0) / top).toFixed(1)}`;
@@ -418,22 +432,23 @@ function showTiles(all) {
   const now = pool();
   const n = Math.min(page.span, rows.t_s?.length ?? 0);
   const recent = name => (rows[name] ?? []).slice(-n);
-  const cache = fromCache.map(({ name, of }) => ({ name, values: of(rows) }));
+  const cache = fromCache.map(source => ({ ...source, values: source.of(rows) }));
   // The first source with a value is shown large, the others next to it.
-  const cached = cache.find(({ values }) => last(values) !== null && last(values) !== undefined) ?? cache[0];
-  const others = cache.filter(other => other !== cached).map(({ name, values }) => `${name} ${share(last(values))}`);
+  const told = ({ values }) => last(values) !== null && last(values) !== undefined;
+  const cached = cache.find(source => told(source)) ?? cache[0];
+  const others = cache.filter(other => other !== cached).map(other => told(other) ? `${other.name} ${share(last(other.values))}` : other.absent).filter(Boolean);
   const kv = all.map(({ of }) => of?.reported?.kv_usage_ratio).filter(value => value !== null && value !== undefined);
   const shed = Object.values(now?.shed ?? {}).reduce((sum, value) => sum + value, 0);
   tile("Requests", count(last(rows.requests)), "/s", `${count(last(rows.output_tokens))} output tokens/s`, recent("requests"));
-  tile("Time to first token", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
-  tile("Cached prompt tokens", share(last(cached.values)), cached.name, others.join(" · "), cached.values.slice(-n));
-  tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
-  tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "not reported", recent("kv_usage_ratio"));
+  tile("TTFT", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
+  tile("Prompt tokens from cache", share(last(cached.values)), told(cached) ? cached.name : "", others.join(" · "), cached.values.slice(-n), cached.means);
+  tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} prefill`, recent("context_tokens"));
+  tile("KV cache", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `mean use, fullest ${share(Math.max(...kv))}` : "not reported", recent("kv_usage_ratio"));
   if (splits(all)) {
     const split = shareSplit(rows);
     tile("Split requests", share(last(split)), "", `transfer p50 ${seconds(last(rows.transfer_p50_s))} · p99 ${seconds(last(rows.transfer_p99_s))}`, split.slice(-n));
   } else if (tiles.has("Split requests")) tiles.get("Split requests").root.hidden = true;
-  tile("Queued", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} rejected since the start`, recent("queued"));
+  tile("Queue", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} rejected since the start`, recent("queued"));
 }
 
 /** Whether requests are, or may be, split between two endpoints. */
@@ -446,9 +461,18 @@ function shareSplit(columns) { return rolling(columns.splits, columns.requests, 
 
 /** The share of prompt tokens from caches, by source. Engines' counters are read with their probes. */
 const fromCache = [
-  { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
-  { name: "engines count", of: columns => rolling(columns.engine_hit_tokens, columns.engine_queried_tokens, 30), look: "c1" },
-  { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.prompt_tokens, 10), look: "c2 dash" },
+  {
+    name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area",
+    absent: "no usage in answers", means: "As answers report it: usage.prompt_tokens_details.cached_tokens. A stream has usage only if its client sets stream_options.include_usage",
+  },
+  {
+    name: "engines' counters", of: columns => rolling(columns.engine_hit_tokens, columns.engine_queried_tokens, 30), look: "c1",
+    means: "By the engines' own prefix cache counters in their /metrics, requests of others included",
+  },
+  {
+    name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.prompt_tokens, 10), look: "c2 dash",
+    means: "As kvlane predicted when it placed the requests: neither answers nor engines report it",
+  },
 ];
 
 /** Sums of one column over those of another, over several rows: the values of one second vary too much. */
@@ -646,31 +670,31 @@ const column = name => columns => columns[name] ?? [];
 
 function openCharts() {
   charts.push(
-    new Chart({ title: "First token", unit: seconds, series: [
+    new Chart({ title: "TTFT", unit: seconds, series: [
       { name: "p50", of: column("ttft_p50_s"), look: "c0" },
       { name: "p90", of: column("ttft_p90_s"), look: "c1" },
       { name: "p99", of: column("ttft_p99_s"), look: "c2" },
     ] }),
-    new Chart({ title: "Cached share of prompt tokens", unit: share, top: 1, series: fromCache }),
+    new Chart({ title: "Prompt tokens from cache", unit: share, top: 1, series: fromCache }),
     new Chart({ title: "Requests per second", unit: count, stack: true, columns: () => page.history?.ends ?? {}, series: [
       { name: "answered", of: column("answered"), look: "c1" },
-      { name: "refused", of: column("refused"), look: "c2", seldom: true },
-      { name: "shed", of: column("shed"), look: "c-warn", seldom: true },
-      { name: "failed", of: column("failed"), look: "c-bad", seldom: true },
+      { name: "refused (4xx)", of: column("refused"), look: "c2", seldom: true },
+      { name: "rejected (429)", of: column("shed"), look: "c-warn", seldom: true },
+      { name: "failed (5xx)", of: column("failed"), look: "c-bad", seldom: true },
       { name: "client left", of: column("left"), look: "c-mute", seldom: true },
     ] }),
-    new Chart({ title: "Time per output token", unit: seconds, series: [
+    new Chart({ title: "TPOT", unit: seconds, series: [
       { name: "p50", of: column("tpot_p50_s"), look: "c0" },
       { name: "p99", of: column("tpot_p99_s"), look: "c2" },
     ] }),
     new Chart({ title: "Queue", unit: count, series: [
       { name: "in flight", of: column("in_flight"), look: "c1 area" },
-      { name: "waiting", of: column("queued"), look: "c0" },
-      { name: "shed/s", of: column("shed"), look: "c-warn", seldom: true },
+      { name: "queued", of: column("queued"), look: "c0" },
+      { name: "rejected/s", of: column("shed"), look: "c-warn", seldom: true },
     ] }),
     new Chart({ title: "Tokens in flight", unit: count, series: [
-      { name: "context", of: column("context_tokens"), look: "c1 area" },
-      { name: "to compute", of: column("prefill_tokens"), look: "c0" },
+      { name: "prompt and output", of: column("context_tokens"), look: "c1 area" },
+      { name: "prefill", of: column("prefill_tokens"), look: "c0" },
     ] }),
     new Chart({ title: "KV transfer and first step", unit: seconds, when: () => splits(endpoints()), series: [
       { name: "p50", of: column("transfer_p50_s"), look: "c0" },
@@ -687,14 +711,30 @@ function openCharts() {
 const COLUMNS = [
   { name: "Endpoint", by: row => row.name },
   { name: "Load in tokens", by: row => row.of?.context_tokens ?? -1, wide: true },
-  { name: "KV use", by: row => row.of?.reported?.kv_usage_ratio ?? -1 },
+  { name: "KV cache", by: row => row.of?.reported?.kv_usage_ratio ?? -1 },
   { name: "Cached", by: row => holds(row.of)?.tokens ?? -1 },
+  { name: "Requests", by: row => row.of?.traffic?.requests ?? -1 },
+  { name: "TTFT", by: row => row.of?.traffic?.ttft_p50_s ?? -1 },
+  { name: "Errors", by: row => failed(row.of) },
+  { name: "Rejected", by: row => row.of?.traffic?.rejected ?? -1 },
   { name: "Knowledge", by: row => ["load_only", "approximate", "degraded", "exact"].indexOf(row.of?.knowledge) },
-  { name: "Breaker", by: row => ["closed", "half_open", "open"].indexOf(row.of?.breaker?.state) },
   { name: "Feed lag", by: row => row.of?.feed?.lag_s ?? -1 },
-  { name: "Decode step", by: row => row.of?.rates?.decode_step_s ?? -1 },
   { name: "Last 90 s", by: null },
 ];
+
+/** Requests that failed at an endpoint. */
+function failed(of) { return Object.values(of?.traffic?.failed ?? {}).reduce((sum, n) => sum + n, 0); }
+
+/** Requests per second at an endpoint over the last samples of this page; null while there is one sample. */
+function rate(id, placed) {
+  const samples = page.placed.get(id) ?? [];
+  samples.push({ at: page.fleet.now_s, placed });
+  if (samples.length > RATE_SAMPLES) samples.shift();
+  page.placed.set(id, samples);
+  const [first] = samples;
+  const span = page.fleet.now_s - first.at;
+  return span > 0 ? Math.max(0, placed - first.placed) / span : null;
+}
 
 /** The tokens that an endpoint holds: by its KV events while they are used, else by dispatches. */
 function holds(of) {
@@ -744,16 +784,16 @@ function newRow(id) {
   const [prefill, context, used] = [make("i", { class: "first" }), make("i"), make("i")];
   const [load, kv] = [meter(prefill, context), meter(used)];
   const trust = make("span", { class: "trust" }, make("span", { class: "bars", "aria-hidden": "true" }, make("i"), make("i"), make("i")), make("span"));
-  const [held, breaker, feed, step] = [make("span"), make("span"), make("span"), make("span")];
+  const [held, requests, ttft, errors, rejected, feed] = Array.from({ length: 6 }, () => make("span"));
   const line = draw("path");
   const trend = draw("svg", { class: "trend", viewBox: "0 0 96 20", "aria-hidden": "true" }, line);
-  const cells = [make("div", { class: "who" }, dot, name, role, note), load.root, kv.root, held, trust, breaker, feed, step, trend];
+  const cells = [make("div", { class: "who" }, dot, name, role, note), load.root, kv.root, held, requests, ttft, errors, rejected, trust, feed, trend];
   const root = make("tr", {}, ...cells.map((cell, n) => make("td", {
-    "data-name": COLUMNS[n].name, class: [COLUMNS[n].wide && "wide", n === 8 && "trend-cell"].filter(Boolean).join(" ") || undefined,
+    "data-name": COLUMNS[n].name, class: [COLUMNS[n].wide && "wide", cell === trend && "trend-cell"].filter(Boolean).join(" ") || undefined,
   }, cell)));
   const square = make("b", { onclick: () => openSheet(id) });
   inView.observe(root);
-  return { inView: true, id, root, dot, name, role, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
+  return { inView: true, id, root, dot, name, role, note, prefill, context, load: load.value, used, kv: kv.value, held, requests, ttft, errors, rejected, trust, feed, line, square };
 }
 
 function width(element, part) {
@@ -761,22 +801,57 @@ function width(element, part) {
   if (element.style.width !== value) element.style.width = value;
 }
 
-/** The problem of an endpoint, in a few words, and its severity. */
+/** The problem of an endpoint, in a few words, and its severity. The whole text is in the list above the table. */
 function ailment({ worker, of }) {
   switch (worker.state) {
-    case "down": return ["bad", worker.problem ? `down: ${worker.problem}` : "down"];
+    case "down": return ["bad", "down"];
     case "failing": return ["bad", `does not answer (${worker.failed_probes} of ${page.fleet.probes.failure_threshold} probes failed)`];
     case "joining": return ["off", "not probed yet"];
     case "leaving": return ["off", "is removed when its last request ends"];
     case "draining": return ["off", "draining"];
   }
   if (worker.role === "encode") return ["off", "it gets no requests"];
-  if (of?.breaker?.state === "open") return ["warn", "its circuit breaker is open"];
+  if (of?.breaker?.state === "open") return ["warn", `its circuit breaker is open${of.breaker.opens_for_s > 0 ? ` for ${seconds(of.breaker.opens_for_s)}` : ""}`];
   if (of?.breaker?.state === "half_open") return ["warn", "its circuit breaker allows one request"];
   if (worker.parity.state === "mismatch") return ["warn", "counts tokens differently from the gateway"];
   if (of?.busy_for_s) return ["warn", `busy, it says, for ${seconds(of.busy_for_s)}`];
-  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its KV event feed cannot be used"];
+  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", "its KV event feed cannot be used"];
   return ["", ""];
+}
+
+/** The problems of all workers, with cause and remedy, and the names of those that have each of them. */
+function problems(all) {
+  const found = new Map();
+  const note = (severity, what, text, name) => {
+    const known = found.get(what + text) ?? { severity, what, text, names: new Set() };
+    known.names.add(short(name));
+    found.set(what + text, known);
+  };
+  for (const { worker, of } of all) {
+    if (worker.problem) note("bad", "down", worker.problem, worker.url);
+    if (worker.state !== "down" && worker.parity.state === "mismatch" && worker.parity.why) note("warn", "token counts", worker.parity.why, worker.url);
+    if (worker.state !== "down" && of?.feed?.problem) note("warn", "KV event feed", of.feed.problem, of.endpoint);
+  }
+  return [...found.values()].sort((a, b) => (a.severity === "bad" ? 0 : 1) - (b.severity === "bad" ? 0 : 1));
+}
+
+let problemsShown = "";
+
+function showProblems(all) {
+  const found = problems(all);
+  const shown = found.slice(0, PROBLEMS_SHOWN).map(({ severity, what, text, names }) => {
+    const named = [...names];
+    const more = named.length > 3 ? ` and ${plural(named.length - 3, "other")}` : "";
+    return [severity, `${named.slice(0, 3).join(", ")}${more}`, what, text];
+  });
+  const left = found.length - shown.length;
+  const mark = JSON.stringify([shown, left]);
+  if (mark === problemsShown && $("problems").childElementCount === shown.length + (left > 0 ? 1 : 0)) return;
+  problemsShown = mark;
+  $("problems").hidden = shown.length === 0;
+  $("problems").replaceChildren(
+    ...shown.map(([severity, names, what, text]) => make("li", { class: severity }, make("b", {}, names), ` ${what}: `, text)),
+    ...left > 0 ? [make("li", { class: "muted" }, `and ${plural(left, "more problem")}: GET /workers lists all`)] : []);
 }
 
 let sortedAt = 0;
@@ -807,7 +882,9 @@ function showFleet(all) {
     shown.square.remove();
     rows.delete(id);
     page.trends.delete(id);
+    page.placed.delete(id);
   }
+  showProblems(all);
   // Rows keep their place, because rows that move each second cannot be read.
   if (Date.now() - sortedAt > 5000) order(all, body);
   $("find-label").hidden = all.length < MAP_FROM;
@@ -817,7 +894,7 @@ function showFleet(all) {
   setText($("fleet-note"), [plural(all.length, "endpoint"), ...words, page.model ?? "", pool()?.policy ?? ""].filter(Boolean).join(" · "));
   $("fleet-empty").hidden = all.length > 0;
   $("fleet-scroll").hidden = all.length === 0;
-  setText($("fleet-empty"), page.fleet.you.may_change ? "No endpoint is serving. Add one, or list workers in the configuration." : "No endpoint is serving.");
+  setText($("fleet-empty"), "There are no workers.");
 }
 
 function order(all, body) {
@@ -862,17 +939,16 @@ function showRow(shown, { id, name, worker, of }, most) {
   const held = holds(of);
   setText(shown.held, held ? `${held.most ? "≤ " : ""}${count(held.tokens)} tokens` : "–");
   shown.held.title = held ? (held.told ? "By its KV events" : "By dispatched requests") : "";
-  const [trust, why] = TRUST[of?.knowledge] ?? ["–", ""];
-  setClass(shown.trust, `trust ${of?.knowledge ?? ""}`);
+  showTraffic(shown, id, of?.traffic);
+  // Of an engine that is down nothing is known.
+  const known = worker.state === "down" ? undefined : of?.knowledge;
+  const [trust, why] = TRUST[known] ?? ["–", ""];
+  setClass(shown.trust, `trust ${known ?? ""}`);
   setText(shown.trust.lastElementChild, trust);
   shown.trust.title = why;
-  const state = of?.breaker?.state;
-  setText(shown.breaker, state === "open" && of.breaker.opens_for_s > 0 ? `open ${seconds(of.breaker.opens_for_s)}` : BREAKERS[state] ?? "–");
-  setClass(shown.breaker, state === "open" ? "is-bad" : state === "half_open" ? "is-warn" : "ok");
   const feed = of?.feed;
-  setText(shown.feed, feed ? `${FEEDS[feed.state]}${feed.state === "live" && feed.lag_s !== null ? ` · ${seconds(Math.max(0, feed.lag_s))}` : ""}${feed.waiting ? ` · ${feed.waiting} waiting` : ""}` : "none");
-  setClass(shown.feed, !feed || feed.state === "live" ? "ok" : feed.state === "syncing" ? "is-warn" : "is-bad");
-  setText(shown.step, seconds(of?.rates?.decode_step_s));
+  setText(shown.feed, worker.state === "down" ? "–" : feed ? `${FEEDS[feed.state]}${feed.state === "live" && feed.lag_s !== null ? ` · ${seconds(Math.max(0, feed.lag_s))}` : ""}${feed.waiting ? ` · ${feed.waiting} waiting` : ""}` : "none");
+  setClass(shown.feed, !feed || worker.state === "down" || feed.state === "live" ? "ok" : feed.state === "syncing" ? "is-warn" : "is-bad");
   const trend = page.trends.get(id) ?? [];
   trend.push(context);
   if (trend.length > TREND_POINTS) trend.shift();
@@ -883,6 +959,28 @@ function showRow(shown, { id, name, worker, of }, most) {
   const fill = `${Math.round(100 * (used ?? context / most))}%`;
   if (shown.square.style.getPropertyValue("--fill") !== fill) shown.square.style.setProperty("--fill", fill);
   if (shown.square.title !== name) shown.square.title = name;
+}
+
+/** Requests, TTFT, errors and rejections at an endpoint, since it joined. */
+function showTraffic(shown, id, traffic) {
+  if (!traffic) {
+    for (const cell of [shown.requests, shown.ttft, shown.errors, shown.rejected]) setText(cell, "–");
+    return;
+  }
+  const { requests, rejected } = traffic;
+  const perSecond = rate(id, requests);
+  setText(shown.requests, `${count(requests)}${perSecond ? ` · ${count(perSecond)}/s` : ""}`);
+  shown.requests.title = "Placed there since it joined, retries included";
+  setText(shown.ttft, seconds(traffic.ttft_p50_s));
+  shown.ttft.title = traffic.ttft_p50_s === null ? "" : `p50 of its last streams, from the placement; p90 ${seconds(traffic.ttft_p90_s)}`;
+  const kinds = Object.entries(traffic.failed);
+  const errors = kinds.reduce((sum, [, n]) => sum + n, 0);
+  setText(shown.errors, errors ? `${count(errors)} · ${share(errors / Math.max(errors, requests))}` : "0");
+  setClass(shown.errors, errors > requests / 100 ? "is-bad" : "");
+  shown.errors.title = kinds.map(([kind, n]) => `${kind.replaceAll("_", " ")} ${whole.format(n)}`).join(", ");
+  setText(shown.rejected, rejected ? `${count(rejected)} · ${share(rejected / Math.max(rejected, requests))}` : "0");
+  setClass(shown.rejected, rejected > requests / 100 ? "is-warn" : "");
+  shown.rejected.title = "Answered 429 or 503 by its engine, which is busy";
 }
 
 $("find").addEventListener("input", event => {
@@ -957,7 +1055,14 @@ function ranked(decision) {
     first(b) - first(a) || cost(a) - cost(b) || b.overlap_tokens - a.overlap_tokens || a.context_tokens - b.context_tokens);
 }
 
-function cost(value) { return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3))); }
+const COST_UNITS = { seconds: "", tokens: " tokens", requests: " requests", score: "" };
+
+/** A cost with its unit; a score has none. */
+function cost(value, unit) {
+  if (value === null || value === undefined) return "–";
+  if (unit === "seconds") return seconds(value);
+  return (Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3)))) + (COST_UNITS[unit] ?? "");
+}
 
 let whyShown = "";
 
@@ -967,6 +1072,7 @@ function showWhy(decision) {
   whyShown = mark;
   const order = ranked(decision);
   const [picked, second] = order;
+  const unit = decision.cost_unit;
   const said = make("p", { class: "said" }, "Placed on ", make("b", {}, short(decision.worker)), `: ${decision.reason_text}. `,
     `Predicted to be cached there: ${whole.format(decision.overlap_tokens)} of ${whole.format(decision.prompt_tokens)} prompt tokens`);
   said.append(decision.prompt_tokens ? ` (${share(decision.overlap_tokens / decision.prompt_tokens)}). ` : ". ");
@@ -974,14 +1080,14 @@ function showWhy(decision) {
     said.append("Its prompt is computed on ", make("b", {}, short(decision.prefill.worker)),
       `, predicted to have ${whole.format(decision.prefill.overlap_tokens)} of its tokens cached. `);
     const [best, other] = decision.pairs;
-    if (best) said.append(`The split costs ${cost(best.cost)}${other ? `, the next best ${cost(other.cost)}` : ""}.`);
+    if (best) said.append(`The split costs ${cost(best.cost, unit)}${other ? `, the next best ${cost(other.cost, unit)}` : ""}.`);
   } else if (second) {
     said.append("Next best: ", make("b", {}, short(second.worker)), `, with ${whole.format(second.overlap_tokens)} cached`);
     said.append(picked.cost !== null && second.cost !== null
-      ? ` and a cost of ${cost(second.cost)} against ${cost(picked.cost)} for the pick${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
+      ? ` and a cost of ${cost(second.cost, unit)} against ${cost(picked.cost, unit)} for the pick${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
       : ` and ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)} for the pick.`);
   } else said.append("There was no other candidate.");
-  if (!decision.prefill && decision.pairs?.length) said.append(` Split, it would cost ${cost(decision.pairs[0].cost)}.`);
+  if (!decision.prefill && decision.pairs?.length) said.append(` Split, it would cost ${cost(decision.pairs[0].cost, unit)}.`);
   const traits = [
     `request ${decision.request}`, clock(moment(decision.at_s)), `policy ${decision.policy}`,
     decision.session && `conversation ${decision.session}`, decision.tenant && `tenant ${decision.tenant}`,
@@ -996,7 +1102,7 @@ function showWhy(decision) {
     width(filled, part);
     return make("div", { class: "meter" }, make("span", { class: "track", "aria-hidden": "true" }, filled), make("span", { class: "value" }, value));
   };
-  const head = ["Candidate", "Cached", "In flight", "To prefill", timed && "First token", costs.length && "Cost"].filter(Boolean);
+  const head = ["Candidate", "Cached", "In flight", "Prefill", timed && "TTFT", costs.length && `Cost${unit === "score" ? " (score)" : ""}`].filter(Boolean);
   const body = order.map((row, n) => make("tr", { class: row.worker === decision.worker ? "picked" : "" },
     make("td", {}, short(row.worker), row.worker === decision.worker ? make("span", { class: "tag" }, "picked")
       : row.worker === decision.prefill?.worker ? make("span", { class: "tag" }, "prefill") : n === 1 && make("span", { class: "tag second" }, "runner-up")),
@@ -1004,7 +1110,7 @@ function showWhy(decision) {
     make("td", {}, `${count(row.context_tokens)} `, make("span", { class: "unit" }, `· ${row.requests} req`)),
     make("td", {}, count(row.prefill_tokens + Math.max(0, decision.prompt_tokens - row.overlap_tokens))),
     timed && make("td", {}, seconds(row.predicted_ttft_s)),
-    costs.length > 0 && make("td", {}, row.cost === null ? "–" : bar(row.cost / dearest, cost(row.cost)))));
+    costs.length > 0 && make("td", {}, row.cost === null ? "–" : bar(row.cost / dearest, cost(row.cost, unit)))));
   const left = decision.candidates_left_out;
   $("why").replaceChildren(said, make("div", { class: "traits" }, ...traits.map(trait => make("span", {}, trait))),
     make("table", {}, make("caption", { class: "unseen" }, "Candidates as the policy saw them"), make("thead", {}, make("tr", {}, ...head.map(name => make("th", { scope: "col" }, name)))), make("tbody", {}, ...body)),
@@ -1021,7 +1127,7 @@ function pairTable(decision) {
   const body = pairs.map(pair => {
     const picked = pair.worker === decision.worker && pair.prefill === decision.prefill?.worker;
     return make("tr", { class: picked ? "picked" : "" },
-      make("td", {}, `${short(pair.prefill)} → ${short(pair.worker)}`), ...terms.map(([term]) => make("td", {}, seconds(pair.terms[term]))), make("td", {}, cost(pair.cost)));
+      make("td", {}, `${short(pair.prefill)} → ${short(pair.worker)}`), ...terms.map(([term]) => make("td", {}, seconds(pair.terms[term]))), make("td", {}, cost(pair.cost, decision.cost_unit)));
   });
   const head = ["Split", ...terms.map(([, name]) => name), "Cost"].map(name => make("th", { scope: "col" }, name));
   return make("table", {}, make("caption", { class: "unseen" }, "Ways to split the request, by price"), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
@@ -1051,7 +1157,7 @@ function showIndex(all) {
     ["Messages lost", [feeds.length ? whole.format(lost) : "–"]],
     ["Block", [`${whole.format(of.block_tokens)} tokens`]],
     ["Tokens are", [of.tokens?.source === "estimate" || !of.tokens ? "estimated" : `counted (${of.tokens.source})`]],
-    ["Shed", [Object.entries(of.shed).filter(([, n]) => n > 0).map(([why, n]) => `${why.replaceAll("_", " ")} ${whole.format(n)}`).join(", ") || "none"]],
+    ["Rejected (429)", [Object.entries(of.shed).filter(([, n]) => n > 0).map(([why, n]) => `${why.replaceAll("_", " ")} ${whole.format(n)}`).join(", ") || "none"]],
   ];
   const list = $("index");
   if (list.childElementCount !== facts.length * 2) list.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
@@ -1060,6 +1166,136 @@ function showIndex(all) {
     if (cell.firstChild?.textContent !== value[0] || value.length > 1) cell.replaceChildren(...value);
   });
 }
+
+// === Failures ===
+
+let failuresShown = "";
+
+/** The last requests that failed, of all models. */
+function showFailures() {
+  const failures = page.fleet.failures;
+  setText($("failures-note"), failures.length ? "requests that got a 5xx, or whose answer broke off" : "none since the start");
+  $("failures-scroll").hidden = failures.length === 0;
+  const mark = `${failures.length} ${failures[0]?.at_s} ${failures[0]?.request_id}`;
+  if (mark === failuresShown) return;
+  failuresShown = mark;
+  $("failures").querySelector("tbody").replaceChildren(...failures.map(failure => make("tr", {},
+    make("td", { title: failure.model || undefined }, clock(moment(failure.at_s))),
+    make("td", {}, failure.endpoint ? short(failure.endpoint) : "–"),
+    make("td", {}, failure.status < 500 ? `${failure.status}, broke off` : String(failure.status)),
+    make("td", { class: "reason" }, failure.reason || "–"),
+    make("td", { class: "id" }, failure.request_id))));
+}
+
+// === Tenants ===
+
+function showTenants() {
+  const told = pool()?.tenants;
+  const named = told?.top.some(({ tenant }) => tenant !== null);
+  $("tenants").hidden = !named;
+  if (!named) return;
+  const lines = [...told.top.map(of => ({ ...of, shown: of.name ?? of.tenant ?? "no tenant" })), { ...told.others, shown: "all others" }]
+    .filter(of => of.prompt_tokens + of.expected_output_tokens > 0);
+  const work = of => of.prefill_tokens + of.expected_output_tokens;
+  const all = lines.reduce((sum, of) => sum + work(of), 0);
+  const requests = lines.reduce((sum, of) => sum + of.requests, 0);
+  setText($("tenants-note"), `of the last ${plural(requests, "request")}, ${seconds(told.span_s)}`);
+  const body = $("tenants").querySelector("tbody");
+  while (body.rows.length > lines.length) body.deleteRow(-1);
+  while (body.rows.length < lines.length) body.append(make("tr", {}, make("td"), make("td", { class: "n" }), make("td", { class: "n" }), make("td", { class: "n" })));
+  lines.forEach((of, n) => {
+    const cells = [of.shown, count(of.requests), count(of.prompt_tokens + of.expected_output_tokens), share(work(of) / all)];
+    cells.forEach((text, cell) => setText(body.rows[n].cells[cell], text));
+    body.rows[n].cells[0].title = of.name ? `tenant ${of.tenant}` : of.tenant ? "Only names in the configuration are known; this is the tenant's key, as in decisions" : "";
+  });
+}
+
+// === The shadow policy ===
+
+/** What the shadow policy's choices would have saved; nothing where both are within two standard errors. */
+function verdict({ policy, shadow_policy: shadow, decisions, mean_gain_s: gain, mean_gain_error_s: error }) {
+  if (decisions === 0) return "No decision has been compared yet.";
+  if (Math.abs(gain) <= 2 * error || gain === 0) return `No clear difference between ${shadow} and ${policy} so far.`;
+  return gain > 0
+    ? `${shadow} would have saved ${seconds(gain)} of fleet time per request.`
+    : `${shadow} would have cost ${seconds(-gain)} more fleet time per request.`;
+}
+
+function showShadow() {
+  const told = page.whatif?.pools.find(of => of.model === page.model);
+  $("shadow").hidden = !told;
+  if (!told) return;
+  setText($("shadow-verdict"), verdict(told));
+  const entries = [
+    ["Policies", `${told.policy}, shadow ${told.shadow_policy}`],
+    ["Decisions", whole.format(told.decisions)],
+    ["Same endpoint", share(told.agreement)],
+    ["Gain per request", `${seconds(told.mean_gain_s)} ± ${seconds(told.mean_gain_error_s)}`],
+    ["Gain in all", seconds(told.gain_s)],
+  ];
+  const list = $("shadow-facts");
+  if (!list.childElementCount) list.replaceChildren(...entries.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
+  entries.forEach(([, text], n) => setText(list.children[2 * n + 1], text));
+}
+
+// === The first request ===
+
+/** Text as one word of a shell. */
+function quoted(text) { return `'${text.replaceAll("'", `'\\''`)}'`; }
+
+/** Where clients connect, as this browser may reach it. */
+function clientsUrl({ address, tls }) {
+  const colon = address.lastIndexOf(":");
+  const [host, port] = [address.slice(0, colon), address.slice(colon + 1)];
+  return `http${tls ? "s" : ""}://${host === "0.0.0.0" || host === "[::]" ? location.hostname : host}:${port}`;
+}
+
+/** What to do where nothing can be seen yet; null once there have been requests. */
+function firstStep(all) {
+  if (all.length === 0) {
+    const key = page.key ? ` -H "Authorization: Bearer $KVLANE_ADMIN_KEY"` : "";
+    return {
+      title: "No workers yet",
+      text: "List the workers with --worker-urls or in the configuration, or add one while kvlane runs: here, or with",
+      command: `curl -X POST ${location.origin}/workers${key} -d ${quoted(JSON.stringify({ url: "http://10.0.0.9:8000" }))}`,
+    };
+  }
+  if (!all.some(({ worker }) => worker.state !== "down" && worker.state !== "joining")) {
+    return {
+      title: "No worker is ready yet", command: "",
+      text: all.some(({ worker }) => worker.problem) ? "Requests get a 503 until one is. What is wrong, and what to do, is below." : "The first probes are not answered yet.",
+    };
+  }
+  if (!page.fleet.clients || all.some(({ of }) => of?.traffic?.requests) || page.decisions.length || page.fleet.failures.length) return null;
+  const key = page.fleet.clients.need_a_key ? ` \\\n  -H "Authorization: Bearer $KVLANE_API_KEY"` : "";
+  const body = { model: page.model, messages: [{ role: "user", content: "Hello" }] };
+  return {
+    title: "No requests yet",
+    text: "Point an OpenAI client at this address, or send the first request with",
+    command: `curl ${clientsUrl(page.fleet.clients)}/v1/chat/completions \\\n  -H "Content-Type: application/json"${key} \\\n  -d ${quoted(JSON.stringify(body))}`,
+  };
+}
+
+function showStart(all) {
+  const step = firstStep(all);
+  $("start").hidden = !step;
+  if (!step) return;
+  setText($("start-title"), step.title);
+  setText($("start-text"), step.text);
+  $("start-paste").hidden = step.command === "";
+  setText($("start-command"), step.command);
+}
+
+$("start-copy").addEventListener("click", async () => {
+  const command = $("start-command");
+  try {
+    await navigator.clipboard.writeText(command.textContent);
+    say("Copied");
+  } catch {
+    // Without https or loopback there is no clipboard.
+    getSelection().selectAllChildren(command);
+  }
+});
 
 // === Changes ===
 
@@ -1163,7 +1399,8 @@ function showSheet() {
     return;
   }
   const { worker, of } = row;
-  const [, note] = ailment(row);
+  const [, few] = ailment(row);
+  const note = worker.problem ? `${few}: ${worker.problem}` : of?.feed?.problem ?? few;
   setText($("sheet-title"), short(row.name));
   const scrolled = $("sheet").scrollTop;
   const parts = [];
@@ -1179,11 +1416,16 @@ function showSheet() {
       ["It reports", reported ? `${whole.format(reported.running)} running, ${whole.format(reported.waiting)} waiting, ${seconds(reported.age_s)} ago` : "nothing"],
       ["Prefill, as learned", `${count(of.rates.prefill_tokens_per_second)} tokens/s`],
       ["Decode step (learned)", seconds(of.rates.decode_step_s)],
+    ]), make("h3", {}, "Requests since it joined"), facts([
+      ["Placed there", whole.format(of.traffic.requests)],
+      ["TTFT", of.traffic.ttft_p50_s === null ? "–" : `p50 ${seconds(of.traffic.ttft_p50_s)}, p90 ${seconds(of.traffic.ttft_p90_s)}`],
+      ["Errors", Object.entries(of.traffic.failed).map(([kind, n]) => `${kind.replaceAll("_", " ")} ${whole.format(n)}`).join(", ") || "none"],
+      ["Rejected (429, 503)", whole.format(of.traffic.rejected)],
     ]), make("h3", {}, "Cache"), facts([
-      ["KV use", reported ? share(reported.kv_usage_ratio) : "–"],
+      ["KV cache use", reported ? share(reported.kv_usage_ratio) : "–"],
       ["KV capacity", reported?.kv_capacity_tokens ? `${whole.format(reported.kv_capacity_tokens)} tokens` : "–"],
       ["Cached", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "by its KV events" : "by dispatched requests"}` : "–"],
-      ["Cache knowledge", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
+      ["Cache knowledge", worker.state === "down" ? "–" : `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
       ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "no answer compared yet"],
       ["Accuracy", `${share(of.precision)} of predicted tokens were cached, ${share(of.recall)} of cached tokens were predicted`],
       ["Token counts", `${worker.parity.state}${worker.parity.why ? `: ${worker.parity.why}` : ""}`],
