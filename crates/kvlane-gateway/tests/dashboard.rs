@@ -230,10 +230,8 @@ async fn the_last_failures_say_when_where_why_and_of_which_request() {
     // Neither a client's own error nor an answer is a failure.
     gateway.ask("POST", "/v1/chat/completions", "{}").await;
     gateway.served(&engine, chat("m", "hi")).await;
-    let mut failures = fleet(&gateway).await["failures"].clone();
-    while failures.as_array().map(Vec::len) != Some(2) {
-        failures = soon("both failures", fleet(&gateway)).await["failures"].clone();
-    }
+    eventually("both failures are kept", || gateway.serving().proxy.failures.list().len() == 2).await;
+    let failures = fleet(&gateway).await["failures"].clone();
     let endpoint = json!(engine.url());
     for (failure, id, status) in [(&failures[0], "cut", 200), (&failures[1], "lost", 502)] {
         assert_eq!((&failure["request_id"], &failure["status"]), (&json!(id), &json!(status)));
