@@ -57,7 +57,7 @@ pub(super) async fn forward(
     let mut chain = Chain::default();
     loop {
         let body = body.clone();
-        match serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline), &mut chain).await {
+        match serve(proxy, upstreams, (row, &mut chain), parts, body, account, (deadlines, deadline)).await {
             Err(error) => {
                 if let Err(error) = chain.after(error) {
                     wait.after(error).await?;
@@ -85,7 +85,8 @@ fn copy(
         let deadlines = Deadlines::of(&proxy.settings(), path);
         let times = (deadlines, Instant::now() + deadlines.total);
         let mut chain = Chain::of_copy(model);
-        if let Ok(answer) = serve(&proxy, &upstreams, row, &parts, body, &account, times, &mut chain).await {
+        if let Ok(answer) = serve(&proxy, &upstreams, (row, &mut chain), &parts, body, &account, times).await
+        {
             let mut answer = answer.into_body();
             while let Some(Ok(_)) = answer.frame().await {}
             account.settle();
@@ -94,21 +95,19 @@ fn copy(
 }
 
 /// Answers a client request from the endpoints that there are.
-#[expect(clippy::too_many_arguments, reason = "the parts of a request live in different places")]
 async fn serve(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
-    row: Option<&'static EnginePath>,
+    (row, chain): (Option<&'static EnginePath>, &mut Chain),
     parts: &Parts,
     body: Bytes,
     account: &Arc<Account>,
     (deadlines, deadline): (Deadlines, Instant),
-    chain: &mut Chain,
 ) -> Result<Response<Body>, ApiError> {
     let api = row.and_then(EnginePath::api);
     let (routed, salted) = match api {
-        Some(api) => route(proxy, upstreams, api, chain, parts, &body, account, deadline).await?,
-        None => passed::route(proxy, row, chain, parts, &body, account, deadline)?,
+        Some(api) => route(proxy, upstreams, (api, chain), parts, &body, account, deadline).await?,
+        None => passed::route(proxy, (row, chain), parts, &body, account, deadline)?,
     };
     if let Some(model) = chain.take_mirror() {
         let metrics = &proxy.fleet.metrics;

@@ -37,8 +37,7 @@ const MODEL_BYTES_MAX: usize = 1024;
 /// `server.extra_paths`.
 pub(super) fn route(
     proxy: &Arc<Proxy>,
-    row: Option<&EnginePath>,
-    chain: &mut Chain,
+    (row, chain): (Option<&EnginePath>, &mut Chain),
     parts: &Parts,
     body: &Bytes,
     account: &Account,

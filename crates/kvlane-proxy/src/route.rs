@@ -43,8 +43,7 @@ thread_local! {
 pub(super) async fn route(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
-    api: Api,
-    links: &mut Chain,
+    (api, links): (Api, &mut Chain),
     parts: &Parts,
     body: &Bytes,
     account: &Account,

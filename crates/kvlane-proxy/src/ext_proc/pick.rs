@@ -103,8 +103,8 @@ impl Picker {
         let api = purpose.api();
         let chain = &mut Chain::default();
         let (routed, salted) = match api {
-            Some(api) => route(proxy, upstreams, api, chain, parts, &body, account, deadline).await?,
-            None => passed::route(proxy, purpose.row(), chain, parts, &body, account, deadline)?,
+            Some(api) => route(proxy, upstreams, (api, chain), parts, &body, account, deadline).await?,
+            None => passed::route(proxy, (purpose.row(), chain), parts, &body, account, deadline)?,
         };
         // The data plane sends one request to one endpoint. A sidecar there can have the prompt computed by another.
         let has_sidecar = proxy.fleet.settings().disaggregation.connector == Some(Connector::LlmdSidecar);
