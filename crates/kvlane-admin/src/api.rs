@@ -42,10 +42,10 @@ async fn answer(
     let fleet = &*admin.proxy.fleet;
     let is_operators = matches!(port, Port::Operators { .. });
     let open = match path {
-        "/liveness" | "/health" | "/health_generate" if get => ok(),
+        "/liveness" | "/health" | "/v1/health" if get => ok(),
         "/ping" if get || parts.method == Method::POST => ok(),
         "/load" if get => json_response(StatusCode::OK, &json!({"server_load": in_flight(fleet)})),
-        "/readiness" if get => readiness(fleet, shows_workers),
+        "/readiness" | "/health_generate" if get => readiness(fleet, shows_workers),
         "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
         "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
         _ if get && path.starts_with("/v1/models/") => model(fleet, &path["/v1/models/".len()..])?,

@@ -1,8 +1,9 @@
 //! The engines' APIs: each path of the table reaches an engine, closed ones do not, and a request finds its model.
 
-use kvlane_gateway::config::{Config, KeySpec};
-use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, in_turn, next_call};
-use kvlane_http::secret::KeyHash;
+use kvlane_gateway::config::Config;
+use kvlane_gateway::testing::{
+    Client, FakeEngine, Reply, TestGateway, chat, config, in_turn, key, next_call,
+};
 use kvlane_proxy::auth::Role;
 use kvlane_proxy::paths::OwnPath;
 use kvlane_wire::api::{Audience, Body, ENGINE_PATHS, EnginePath};
@@ -78,12 +79,6 @@ async fn no_closed_path_reaches_an_engine() {
 }
 
 fn with_keys() -> Config {
-    let key = |name: &str, role| KeySpec {
-        name: name.into(),
-        sha256: KeyHash::of(&format!("k-{name}")),
-        role,
-        trusted: false,
-    };
     let mut config = config();
     config.auth.keys = vec![key("user", Role::User), key("viewer", Role::Viewer)];
     config

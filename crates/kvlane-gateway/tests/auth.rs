@@ -3,18 +3,14 @@
 use std::net::SocketAddr;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
-use kvlane_gateway::config::{Config, ExtraPath, KeySpec, WorkerSpec};
+use kvlane_gateway::config::{Config, ExtraPath, WorkerSpec};
 use kvlane_gateway::serve::Serving;
-use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually, soon};
+use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually, key, soon};
 use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_proxy::auth::Role;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::json;
-
-fn key(name: &str, role: Role) -> KeySpec {
-    KeySpec { name: name.into(), sha256: KeyHash::of(&format!("k-{name}")), role, trusted: false }
-}
 
 fn three_keys() -> Config {
     let mut config = config();

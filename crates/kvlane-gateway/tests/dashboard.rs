@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
-use kvlane_gateway::config::{Config, KeySpec};
+use kvlane_gateway::config::Config;
 use kvlane_gateway::testing::{
-    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, key, soon,
 };
-use kvlane_http::secret::KeyHash;
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
@@ -18,12 +17,6 @@ const FILES: [(&str, &str); 3] = [
 ];
 
 fn with_keys() -> Config {
-    let key = |name: &str, role| KeySpec {
-        name: name.into(),
-        sha256: KeyHash::of(&format!("k-{name}")),
-        role,
-        trusted: false,
-    };
     let mut config = config();
     config.auth.keys = vec![key("ann", Role::User), key("watch", Role::Viewer), key("boss", Role::Admin)];
     config
@@ -246,12 +239,7 @@ async fn the_last_failures_say_when_where_why_and_of_which_request() {
 async fn tenants_are_listed_with_the_names_of_their_keys() {
     let engine = FakeEngine::start("m").await;
     let mut config = with_keys();
-    config.auth.keys.push(KeySpec {
-        name: "bulk".into(),
-        sha256: KeyHash::of("k-bulk"),
-        role: Role::User,
-        trusted: false,
-    });
+    config.auth.keys.push(key("bulk", Role::User));
     let gateway = TestGateway::start(config, &[&engine]).await;
     for (name, words) in [("ann", 1), ("bulk", 400), ("ann", 1)] {
         let mut client = Client::connect(gateway.address()).await;

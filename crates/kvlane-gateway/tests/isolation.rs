@@ -1,11 +1,11 @@
 //! Isolation of tenants: placement, receipts, headers and engines reveal nothing of another tenant's requests.
 
-use kvlane_gateway::config::{Config, KeySpec, LimitSpec};
+use kvlane_gateway::config::{Config, LimitSpec};
 use kvlane_gateway::testing::{
-    CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config,
+    CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config, key,
     next_call, tokens,
 };
-use kvlane_http::secret::{KeyHash, Secret};
+use kvlane_http::secret::Secret;
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
@@ -15,13 +15,7 @@ fn prompt(of: &str) -> String {
 }
 
 fn of_two_tenants(mut config: Config, isolates: bool) -> Config {
-    let key = |name: &str| KeySpec {
-        name: name.into(),
-        sha256: KeyHash::of(&format!("k-{name}")),
-        role: Role::User,
-        trusted: false,
-    };
-    config.auth.keys = ["ann", "bob", "carl", "dora", "emil"].map(key).to_vec();
+    config.auth.keys = ["ann", "bob", "carl", "dora", "emil"].map(|name| key(name, Role::User)).to_vec();
     config.auth.isolate_tenants = isolates;
     config
 }
@@ -251,8 +245,7 @@ async fn salts_depend_on_the_shared_key_only() {
 async fn the_admin_api_shows_no_prompt_answer_key_or_tenant() {
     let engine = FakeEngine::start("m").await;
     let mut config = of_two_tenants(config(), true);
-    let boss =
-        KeySpec { name: "boss".into(), sha256: KeyHash::of("k-boss"), role: Role::Admin, trusted: false };
+    let boss = key("boss", Role::Admin);
     config.auth.keys.push(boss);
     let gateway = TestGateway::start(config, &[&engine]).await;
     let mut body = completion(&prompt("xyzzy"));

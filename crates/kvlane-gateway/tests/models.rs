@@ -1,12 +1,12 @@
 //! The catalogue of models: aliases, shares, conditions, fallbacks and copies.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use kvlane_gateway::config::{Config, FallbackSpec, KeySpec, LimitSpec, MirrorSpec, ModelSpec, TargetSpec};
+use kvlane_gateway::config::{Config, FallbackSpec, LimitSpec, MirrorSpec, ModelSpec, TargetSpec};
 use kvlane_gateway::testing::{
-    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, key, next_call,
 };
-use kvlane_http::secret::KeyHash;
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
@@ -34,6 +34,15 @@ async fn ask_with(gateway: &TestGateway, fields: &str, body: &str) -> Reply {
     let mut client = Client::connect(gateway.address()).await;
     client.request_with("POST", CHAT, fields, body).await;
     client.reply().await
+}
+
+/// Has the only worker of model `a` take no requests, or take them again.
+async fn drain(gateway: &TestGateway, engine: &FakeEngine, draining: bool) {
+    let controller = &gateway.serving().controller;
+    let workers = controller.workers();
+    let worker = workers.iter().find(|worker| *worker.url == *engine.url()).expect("the worker");
+    controller.set_draining(worker, draining);
+    eventually("it drains or resumes", || gateway.fleet().snapshot().serves("a") != draining).await;
 }
 
 /// Answers one request as vLLM does; returns the engine's index and the model that it was asked for.
@@ -160,6 +169,10 @@ async fn a_declared_fallback_answers_while_its_target_cannot() {
         (Some("b"), Some("queue_full"))
     );
     assert_eq!(reply.json()["model"], "gpt");
+    let placed = async |target: &str, why: &str| {
+        gateway.metric(&format!(r#"kvlane_targets_total{{model="gpt",target="{target}",why="{why}"}}"#)).await
+    };
+    assert_eq!((placed("a", "target").await, placed("b", "queue_full").await), (None, Some(1.0)));
     for (why, unfit) in [
         ("tools", json!({"model": "gpt", "messages": [], "tools": [{"type": "function"}]})),
         ("length", json!({"model": "gpt", "messages": [], "max_tokens": 2000})),
@@ -175,11 +188,7 @@ async fn a_declared_fallback_answers_while_its_target_cannot() {
     gateway.ledger_is_zero().await;
 
     // The target's only engine takes no requests.
-    let controller = &gateway.serving().controller;
-    let workers = controller.workers();
-    let worker = workers.iter().find(|worker| *worker.url == *a.url()).expect("the worker");
-    controller.set_draining(worker, true);
-    eventually("it drains", || !gateway.fleet().snapshot().serves("a")).await;
+    drain(&gateway, &a, true).await;
     let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, &body), serve([&a, &b]));
     assert_eq!((reply.status, reply.header("x-router-fallback")), (200, Some("no_endpoint")));
     // By its own name it has no fallback.
@@ -212,18 +221,45 @@ async fn a_copy_is_sent_to_the_mirror_and_its_answer_is_discarded() {
 }
 
 #[tokio::test]
+async fn a_request_that_waits_for_an_endpoint_is_copied_once() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let mirror = Some(MirrorSpec { model: "b".into(), percent: 100 });
+    let mut config = with("gpt", ModelSpec { mirror, ..of(vec![target("a", 1)]) });
+    config.routing.empty_pool_timeout = Duration::from_secs(3600);
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    drain(&gateway, &a, true).await;
+    let (reply, of_b, of_a) =
+        tokio::join!(gateway.ask("POST", CHAT, chat("gpt", "hi")), serve([&b]), async {
+            gateway.metric_becomes(r#"kvlane_waiting_for_endpoints{model="a"}"#, 1.0).await;
+            drain(&gateway, &a, false).await;
+            serve([&a]).await
+        });
+    assert_eq!((reply.status, of_a.1.as_str(), of_b.1.as_str()), (200, "a", "b"));
+    assert_eq!(gateway.metric(r#"kvlane_mirrored_total{model="b",outcome="sent"}"#).await, Some(1.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_request_that_creates_something_has_no_fallback_once_its_target_may_have_received_it() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let spec = ModelSpec { fallbacks: vec![fallback("b", true)], ..of(vec![target("a", 1)]) };
+    let gateway = TestGateway::start(with("gpt", spec), &[&a, &b]).await;
+    let body = json!({"model": "gpt", "input_file_id": "f"}).to_string();
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/batches", &body), async {
+        drop(a.call().await);
+    });
+    assert_eq!((reply.status, reply.error_code().as_str()), (502, "upstream_error"));
+    assert!(b.call_at_hand().await.is_none());
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn requests_of_a_key_go_to_its_target() {
     let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
     let mut testers = target("b", 0);
     testers.keys = vec!["ann".into()];
     let mut config = with("gpt", of(vec![target("a", 1), testers]));
-    let key = |name: &str| KeySpec {
-        name: name.into(),
-        sha256: KeyHash::of(&format!("k-{name}")),
-        role: Role::User,
-        trusted: false,
-    };
-    config.auth.keys = vec![key("ann"), key("bob")];
+    config.auth.keys = ["ann", "bob"].map(|name| key(name, Role::User)).to_vec();
     let gateway = TestGateway::start(config, &[&a, &b]).await;
     for (who, expected) in [("ann", 1), ("bob", 0)] {
         let (fields, body) = (format!("authorization: Bearer k-{who}\r\n"), chat("gpt", "hi"));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::WorkerSpec;
+use kvlane_gateway::config::{ModelSpec, TargetSpec};
 use kvlane_gateway::testing::{
     Context, DataPlane, FakeEngine, Hint, Outcome, Reaction, TestGateway, chat, config, eventually,
     full_duplex, in_turn,
@@ -232,6 +233,22 @@ async fn a_model_is_rewritten_by_the_header_of_either_name() {
         let body: serde_json::Value = serde_json::from_slice(outcome.body()).expect("JSON");
         assert_eq!((&body["model"], &body["messages"][0]["content"]), (&"m".into(), &"hi".into()));
     }
+    plane.close().await;
+    picker.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_name_of_the_catalogue_leads_to_its_target_whose_name_the_body_gets() {
+    let [engine] = engines().await;
+    let mut config = config();
+    let target = TargetSpec { model: "m".into(), weight: 1, headers: Default::default(), keys: Vec::new() };
+    config.models.insert("gpt".into(), ModelSpec { targets: vec![target], ..ModelSpec::default() });
+    let picker = TestGateway::picker(config, &[&engine]).await;
+    let plane = picker.data_plane().await;
+    let outcome = plane.pick(CHAT, &[], &chat("gpt", "hi")).await;
+    assert_eq!(outcome.addresses(), [authority(&engine)]);
+    let body: serde_json::Value = serde_json::from_slice(outcome.body()).expect("JSON");
+    assert_eq!(body["model"], "m");
     plane.close().await;
     picker.shut_down().await;
 }

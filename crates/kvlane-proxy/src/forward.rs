@@ -10,7 +10,7 @@ use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
-use kvlane_wire::api::{Api, EnginePath, Keeps};
+use kvlane_wire::api::{Api, EnginePath, Keeps, Repeats};
 use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -54,12 +54,13 @@ pub(super) async fn forward(
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
+    let repeats = row.map_or(Repeats::Unsent, |row| row.repeats);
     let mut chain = Chain::default();
     loop {
         let body = body.clone();
         match serve(proxy, upstreams, (row, &mut chain), parts, body, account, (deadlines, deadline)).await {
             Err(error) => {
-                if let Err(error) = chain.after(error) {
+                if let Err(error) = chain.after(error, repeats) {
                     wait.after(error).await?;
                 }
             }
@@ -115,9 +116,6 @@ async fn serve(
     }
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool, routed.alias.as_ref());
-    if let Some(alias) = &routed.alias {
-        proxy.fleet.metrics.note_target(&alias.asked, &alias.model, alias.why());
-    }
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(proxy, &routed, excluded_for(&routed, parts), deadlines);
@@ -158,6 +156,7 @@ async fn serve(
                 mark(&mut answer.headers, &lease);
                 if let Some(alias) = &routed.alias {
                     alias.mark(&mut answer.headers);
+                    proxy.fleet.metrics.note_target(&alias.asked, &alias.model, alias.why());
                 }
                 let alias = routed.alias.clone().filter(|alias| alias.renames());
                 let transcript = Continuation::transcript(proxy, account, api, &body, &answer);

@@ -7,6 +7,7 @@ use http::request::Parts;
 use kvlane_core::decision::Rejection;
 use kvlane_fleet::catalogue::{ModelSpec, Traits};
 use kvlane_fleet::snapshot::Served;
+use kvlane_wire::api::Repeats;
 use kvlane_wire::edit;
 use kvlane_wire::openai::ParseError;
 
@@ -40,6 +41,8 @@ pub(super) struct Chain {
     first: Option<ApiError>,
     /// A copy goes to this model.
     mirror: Option<String>,
+    /// A copy has been sent: none follows, however often the request is tried.
+    is_copied: bool,
     /// It is a copy for this model.
     copy_for: Option<String>,
 }
@@ -93,7 +96,7 @@ fn by_catalogue(
     let model = match (&chain.copy_for, chain.link) {
         (Some(model), _) => model.clone(),
         (None, 0) => {
-            chain.mirror = spec.mirrored(conversation).map(str::to_owned);
+            chain.mirror = spec.mirrored(conversation).filter(|_| !chain.is_copied).map(str::to_owned);
             let target = spec.target(&traits).map(|target| target.model.clone());
             target.ok_or_else(|| ApiError::UnknownModel(name.into()))?
         }
@@ -162,18 +165,17 @@ impl Chain {
     /// Goes on to the next fallback after this error.
     ///
     /// # Errors
-    /// The target's error, if there is no fallback left, or if another model would fail in the same way.
-    pub(super) fn after(&mut self, error: ApiError) -> Result<(), ApiError> {
-        let elsewhere = matches!(
-            error,
-            ApiError::UnknownModel(_)
-                | ApiError::NoEndpoint { .. }
-                | ApiError::Rejected {
-                    why: Rejection::NoEndpoint | Rejection::QueueFull | Rejection::QueueTimeout,
-                    ..
-                }
-                | ApiError::Upstream { .. }
-        );
+    /// The target's error, if there is no fallback left, if another model would fail in the same way, or if an engine may
+    /// have received a request that must not be repeated.
+    pub(super) fn after(&mut self, error: ApiError, repeats: Repeats) -> Result<(), ApiError> {
+        let elsewhere = match &error {
+            ApiError::UnknownModel(_) | ApiError::NoEndpoint { .. } => true,
+            ApiError::Rejected { why, .. } => {
+                matches!(why, Rejection::NoEndpoint | Rejection::QueueFull | Rejection::QueueTimeout)
+            }
+            ApiError::Upstream { .. } => repeats == Repeats::Yes,
+            _ => false,
+        };
         let is_left = self.copy_for.is_none() && self.link < self.fallbacks;
         if self.first.is_none() && !(elsewhere && is_left) {
             return Err(error);
@@ -181,7 +183,7 @@ impl Chain {
         let first = self.first.get_or_insert(error);
         if !is_left {
             let first = std::mem::replace(first, ApiError::NoMemory);
-            *self = Self::default();
+            *self = Self { is_copied: self.is_copied, ..Self::default() };
             return Err(first);
         }
         self.link += 1;
@@ -195,6 +197,7 @@ impl Chain {
 
     /// The model that gets a copy of the request.
     pub(super) fn take_mirror(&mut self) -> Option<String> {
+        self.is_copied |= self.mirror.is_some();
         self.mirror.take()
     }
 }
@@ -218,11 +221,14 @@ mod tests {
     fn the_answer_after_the_last_fallback_is_the_targets_error() {
         let busy = || ApiError::Rejected { why: Rejection::QueueFull, retry_after_s: 7 };
         let mut chain = Chain { fallbacks: 2, ..Chain::default() };
-        assert!(chain.after(busy()).is_ok() && chain.is_at_fallback());
-        assert!(chain.after(ApiError::UnknownModel("x".into())).is_ok());
-        let error = chain.after(ApiError::BadPath).expect_err("no fallback is left");
+        assert!(chain.after(busy(), Repeats::Yes).is_ok() && chain.is_at_fallback());
+        assert!(chain.after(ApiError::UnknownModel("x".into()), Repeats::Yes).is_ok());
+        let error = chain.after(ApiError::BadPath, Repeats::Yes).expect_err("no fallback is left");
         assert!(matches!(error, ApiError::Rejected { retry_after_s: 7, .. }), "{error:?}");
         assert!(!chain.is_at_fallback(), "it may begin again");
-        assert!(chain.after(ApiError::BadPath).is_err(), "a fault of the client is one everywhere");
+        assert!(
+            chain.after(ApiError::BadPath, Repeats::Yes).is_err(),
+            "a fault of the client is one everywhere"
+        );
     }
 }

@@ -30,9 +30,10 @@ pub enum Audience {
 const READ: &str = "GET, HEAD";
 
 /// All paths of the gateway's own API.
-pub const OWN_PATHS: [OwnPath; 23] = [
+pub const OWN_PATHS: [OwnPath; 24] = [
     own("/liveness", READ, Audience::Open),
     own("/health", READ, Audience::Open),
+    own("/v1/health", READ, Audience::Open),
     own("/ping", "GET, HEAD, POST", Audience::Open),
     own("/health_generate", READ, Audience::Open),
     own("/readiness", READ, Audience::Open),

@@ -15,7 +15,7 @@ pub struct ModelLabel {
 /// The outcome of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct RequestLabels {
-    /// A model of the fleet, or empty if it got no pool.
+    /// A name of the catalogue, else a model of the fleet, or empty if it got no pool.
     pub model: String,
     /// The API, or `other`.
     pub api: &'static str,
@@ -23,7 +23,7 @@ pub struct RequestLabels {
     pub code: u16,
 }
 
-/// A name of the catalogue, and the model that served it.
+/// A name of the catalogue, and the model that answered.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct TargetLabels {
     /// The name that clients use.

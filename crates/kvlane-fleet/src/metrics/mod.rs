@@ -217,7 +217,7 @@ impl Metrics {
         self.tokens.prompts_estimated.get_or_create(&EstimateLabels { model: model.into(), why }).inc();
     }
 
-    /// Counts a request for a name of the catalogue.
+    /// Counts an answer to a request for a name of the catalogue.
     pub fn note_target(&self, model: &str, target: &str, why: &'static str) {
         let labels = TargetLabels { model: model.into(), target: target.into(), why };
         self.requests.targets.get_or_create(&labels).inc();

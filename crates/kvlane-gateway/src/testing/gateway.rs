@@ -8,9 +8,11 @@ use kvlane_core::load::InFlight;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::pool::ModelPool;
+use kvlane_http::secret::KeyHash;
+use kvlane_proxy::auth::Role;
 use serde_json::Value;
 
-use crate::config::{Config, WorkerSpec};
+use crate::config::{Config, KeySpec, WorkerSpec};
 use crate::serve::{Cut, Serving};
 use crate::testing::chat::{chat_stream, event};
 use crate::testing::client::{Client, Reply};
@@ -47,6 +49,11 @@ pub fn in_turn() -> Config {
     config.retry.initial_backoff = Duration::ZERO;
     config.breaker.failure_threshold = 0;
     config
+}
+
+/// An API key of this name and role. Its text is the name after `k-`.
+pub fn key(name: &str, role: Role) -> KeySpec {
+    KeySpec { name: name.into(), sha256: KeyHash::of(&format!("k-{name}")), role, trusted: false }
 }
 
 /// A running gateway. End it with [`TestGateway::end`], which checks that nothing is left in flight.

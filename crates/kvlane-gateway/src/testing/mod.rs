@@ -27,6 +27,6 @@ pub use self::data_plane::{
 };
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::FakeFeed;
-pub use self::gateway::{TestGateway, config, in_turn, is_zero};
+pub use self::gateway::{TestGateway, config, in_turn, is_zero, key};
 pub use self::wait::{PATIENCE, eventually, soon};
 pub use kvlane_control::testing::{Told, batch};

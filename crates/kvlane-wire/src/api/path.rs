@@ -13,6 +13,9 @@ pub fn allows(methods: &str, method: &str) -> bool {
 
 /// Whether `path` matches `pattern`, in which `{}` stands for any one segment.
 pub fn matches(pattern: &str, path: &str) -> bool {
+    if !pattern.contains('{') {
+        return pattern == path;
+    }
     let (mut pattern, mut path) = (pattern.split('/'), path.split('/'));
     loop {
         match (pattern.next(), path.next()) {

@@ -1,4 +1,4 @@
-//! Every path of vLLM (0.32 and 0.33), SGLang (0.5) and llama.cpp, one row each, with what routing a request to it needs.
+//! Every path of vLLM 0.32, SGLang 0.5.23 and llama.cpp build 11434, one row each, with what routing a request to it needs.
 //!
 //! The list is closed: engines also serve their administration on the same port, some of it below `/v1`, and a path that is
 //! not listed is not relayed. Sources: the routes in vLLM's `vllm/entrypoints/**/api_router.py`, SGLang's
@@ -123,11 +123,11 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     json("/v1/chat/completions/batch", Keeps::Prompt, VLLM),
     json("/v2/embed", Keeps::Prompt, VLLM),
     json("/generative_scoring", Keeps::Prompt, VLLM),
-    json("/v1/systemone", Keeps::Prompt, BOTH),
+    json("/v1/systemone", Keeps::Prompt, ALL),
     json("/v1/decisions", Keeps::Prompt, SGLANG),
     json("/cohere/v2/chat", Keeps::Prompt, VLLM).streaming(),
     json("/vertex_generate", Keeps::Prompt, SGLANG),
-    json("/api/chat", Keeps::Prompt, &["sglang", "llamacpp"]).streaming(),
+    json("/api/chat", Keeps::Prompt, SGLANG).streaming(),
     json("/api/generate", Keeps::Prompt, SGLANG).streaming(),
     json("/v1/moderations", Keeps::Prompt, OTHERS),
     // Text and tokens.
@@ -136,6 +136,8 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     parsed("/detokenize", Api::Detokenize, ALL),
     parsed("/v1/detokenize", Api::Detokenize, SGLANG),
     json("/v1/messages/count_tokens", Keeps::Nothing, ALL),
+    json("/v1/chat/completions/input_tokens", Keeps::Nothing, LLAMACPP),
+    json("/v1/responses/input_tokens", Keeps::Nothing, LLAMACPP),
     json("/v1/chat/completions/render", Keeps::Nothing, VLLM),
     json("/v1/completions/render", Keeps::Nothing, VLLM),
     json("/v1/messages/render", Keeps::Nothing, VLLM),
@@ -181,8 +183,8 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     about("/version", VLLM, Audience::Clients),
     about("/get_model_info", SGLANG, Audience::Clients),
     about("/model_info", SGLANG, Audience::Clients),
-    about("/api/tags", &["sglang", "llamacpp"], Audience::Clients),
-    json("/api/show", Keeps::Nothing, &["sglang", "llamacpp"]),
+    about("/api/tags", SGLANG, Audience::Clients),
+    json("/api/show", Keeps::Nothing, SGLANG),
     about("/server_info", BOTH, Audience::Operators),
     about("/get_server_info", SGLANG, Audience::Operators),
     about("/props", LLAMACPP, Audience::Operators),
@@ -266,6 +268,12 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     closed("/close_session", SGLANG),
     closed("/configure_logging", SGLANG),
     closed("/slots/{}", LLAMACPP),
+    closed("/v1/chat/completions/control", LLAMACPP),
+    closed("/v1/stream", LLAMACPP),
+    closed("/v1/streams/lookup", LLAMACPP),
+    closed("/tools", LLAMACPP),
+    closed("/cors-proxy", LLAMACPP),
+    closed("/models/sse", LLAMACPP),
     closed("/models/load", LLAMACPP),
     closed("/models/unload", LLAMACPP),
 ];

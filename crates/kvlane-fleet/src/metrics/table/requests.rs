@@ -35,7 +35,7 @@ rows! {
         seconds: false,
         labels: &["model", "api", "code"],
         help: "Requests answered, by model, API and status",
-        meaning: "Requests answered; `code` is 499 if the client disconnected first, and the initial status if the response broke later. `model` is the pool's, empty if there was none. `api` is `other` for paths outside the table, including kvlane's own",
+        meaning: "Requests answered; `code` is 499 if the client disconnected first, and the initial status if the response broke later. `model` is the name of `models` that the client used, else the pool's, empty if there was none. `api` is `other` for paths outside the table, including kvlane's own",
         worry: "the share of 5xx grows; many 499 are clients that gave up waiting; many 429 mean that the fleet is too small",
     },
 
@@ -154,8 +154,8 @@ rows! {
     pub targets: Family<TargetLabels, Counter> {
         seconds: false,
         labels: &["model", "target", "why"],
-        help: "Requests for names of the catalogue, by the model that they were placed at",
-        meaning: "Requests for a name of `models`, by the model that they were placed at; `why` is `target`, or why it is a fallback: `not_served`, `no_endpoint`, `queue_full`, `failed`",
+        help: "Requests for names of the catalogue, by the model that answered",
+        meaning: "Answers to requests for a name of `models`, by the model that answered; `why` is `target`, or why it is a fallback: `not_served`, `no_endpoint`, `queue_full`, `failed`",
         worry: "fallbacks serve a large share: see why their target cannot",
     },
 

@@ -59,13 +59,13 @@ const PATHS: &[Row] = &[
             "/v1/files*",
             "/v1/batches*",
         ],
-        "the same: [relayed to a worker](../guide.md#paths-relayed-unparsed)",
+        "the same: [relayed to a worker](../apis.md)",
     ),
     (&["/v1/responses/{response_id}/input"], "`/v1/responses/{id}/input_items`"),
     (&["/health", "/liveness", "/readiness"], "the same, on both ports"),
     (
         &["/health_generate"],
-        "`/readiness`: 503 while no worker is healthy; workers are probed, none is asked to generate",
+        "the same as `/readiness`: 503 while no worker is healthy; workers are probed, none is asked to generate",
     ),
     (
         &[
@@ -80,8 +80,8 @@ const PATHS: &[Row] = &[
     ),
     (&["/engines"], "`GET /workers`, on the operators' port"),
     (&["/get_loads", "/loads"], "`GET /workers`: requests and tokens in flight, and what the engine reports"),
-    (&["/get_model_info"], "`GET /v1/models`"),
-    (&["/get_server_info", "/version"], "`GET /fleet` on the operators' port, and the engines themselves"),
+    (&["/get_model_info", "/version"], "the same: the answer of an engine of the model"),
+    (&["/get_server_info"], "the same, for operators; `GET /fleet` on the operators' port has all workers"),
     (&["/metrics"], "`GET /metrics`, on the operators' port"),
     (&["/engine_metrics"], "`GET /metrics`, and Prometheus at the engines"),
     (&["/scheduling/diagnostics"], "`GET /decisions` explains placements; [explain](../explain.md)"),
@@ -90,9 +90,10 @@ const PATHS: &[Row] = &[
         "call the engines: their administration is not relayed",
     ),
     (
-        &["/inference/v1/generate", "/v1/audio/voices", "/v1/decisions", "/v1/systemone"],
-        "404; `server.extra_paths` relays it to a worker",
+        &["/inference/v1/generate", "/v1/decisions", "/v1/systemone", "/v1/conversations*"],
+        "the same: [relayed to a worker](../apis.md)",
     ),
+    (&["/v1/audio/voices"], "404; `server.extra_paths` relays it to a worker"),
     (&["/finish_session"], "not needed: a conversation is forgotten by its last use"),
     (
         &["/ha/*"],
@@ -100,7 +101,7 @@ const PATHS: &[Row] = &[
     ),
     (&["/v1/tokenizers*"], "`tokens` in the configuration"),
     (&["/parse/*"], "none: engines parse reasoning and tool calls"),
-    (&["/v1/conversations*", "/v1/realtime*", "/v1/interactions", "/wasm*", "/heap_profile"], NONE),
+    (&["/v1/realtime*", "/v1/interactions", "/wasm*", "/heap_profile"], NONE),
 ];
 
 const HEADERS: &[Row] = &[
