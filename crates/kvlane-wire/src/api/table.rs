@@ -214,6 +214,7 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     closed("/resume", VLLM),
     closed("/is_paused", VLLM),
     closed("/abort_requests", VLLM),
+    closed("/inference/v1/abort_requests", VLLM),
     closed("/init_weight_transfer_engine", VLLM),
     closed("/shutdown_weight_transfer_engine", VLLM),
     closed("/start_weight_update", VLLM),
