@@ -74,6 +74,30 @@ pub enum ApiError {
     /// No object with this id, or it belongs to another tenant.
     #[error("object `{0}` does not exist")]
     UnknownObject(String),
+    /// The object was made by an engine that has ended.
+    #[error(
+        "object `{id}` is lost: worker {worker}, whose engine kept it, {}",
+        if *left { "has left the fleet; create the object again" } else { "has restarted since; create the object again" }
+    )]
+    LostObject {
+        /// Its id.
+        id: String,
+        /// The URL of the worker; `of this gateway` where tenants are isolated.
+        worker: String,
+        /// The worker is no longer in the fleet.
+        left: bool,
+    },
+    /// This gateway has not seen the object being made, and several engines could have made it.
+    #[error(
+        "object `{id}` does not exist, as far as this gateway knows: it has not seen it being created{}; create it again",
+        unasked_text(*unasked)
+    )]
+    NotFoundAnywhere {
+        /// Its id.
+        id: String,
+        /// Workers that could not be asked for it.
+        unasked: usize,
+    },
     /// The objects of this path are not separated by tenant.
     #[error("{0} is not available with auth.isolate_tenants: engines share its objects between all tenants")]
     NotIsolated(&'static str),
@@ -149,6 +173,13 @@ pub enum ApiError {
     },
 }
 
+fn unasked_text(unasked: usize) -> String {
+    match unasked {
+        0 => String::new(),
+        unasked => format!(", and {unasked} of the workers could not be asked for it"),
+    }
+}
+
 fn no_endpoint_text(model: &str, waited: Duration) -> String {
     let of = if model.is_empty() { String::new() } else { format!(" for the model `{model}`") };
     let waited = match waited.as_secs_f64() {
@@ -201,9 +232,12 @@ impl ApiError {
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::ClosedPath(_) | Self::UnknownObject(_) => {
-                StatusCode::NOT_FOUND
-            }
+            Self::UnknownModel(_)
+            | Self::UnknownPath(_)
+            | Self::ClosedPath(_)
+            | Self::UnknownObject(_)
+            | Self::LostObject { .. }
+            | Self::NotFoundAnywhere { .. } => StatusCode::NOT_FOUND,
             Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
@@ -247,7 +281,8 @@ impl ApiError {
         Self::TooLarge { .. } => "body_too_large",
         Self::UnknownModel(_) => "model_not_found",
         Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
-        Self::UnknownObject(_) => "object_not_found",
+        Self::UnknownObject(_) | Self::NotFoundAnywhere { .. } => "object_not_found",
+        Self::LostObject { .. } => "object_lost",
         Self::NotIsolated(_) => "not_isolated",
         Self::BadPath => "bad_path",
         Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
