@@ -1,5 +1,6 @@
 //! The one place where errors become HTTP: status, envelope, retry advice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
@@ -16,6 +17,23 @@ use crate::limits::Limited;
 
 /// `Retry-After` of a 503 for want of memory: bodies take seconds to be read and sent.
 const NO_MEMORY_FOR_S: u64 = 1;
+
+/// An object of an engine that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "object `{id}` is lost with its engine: the worker{} that kept it {}; create the object again, or send the whole \
+     conversation",
+    worker.as_deref().map_or_else(String::new, |url| format!(" {url}")),
+    if *left { "has left the fleet" } else { "has ended or restarted since" }
+)]
+pub struct Lost {
+    /// Its id.
+    pub id: String,
+    /// The URL of its worker, unless the client must not learn it.
+    pub worker: Option<Arc<str>>,
+    /// The worker is no longer in the fleet.
+    pub left: bool,
+}
 
 /// Why a client gets no answer from an engine.
 #[derive(Debug, thiserror::Error)]
@@ -75,18 +93,8 @@ pub enum ApiError {
     #[error("object `{0}` does not exist")]
     UnknownObject(String),
     /// The object was made by an engine that has ended.
-    #[error(
-        "object `{id}` is lost: worker {worker}, whose engine kept it, {}",
-        if *left { "has left the fleet; create the object again" } else { "has restarted since; create the object again" }
-    )]
-    LostObject {
-        /// Its id.
-        id: String,
-        /// The URL of the worker; `of this gateway` where tenants are isolated.
-        worker: String,
-        /// The worker is no longer in the fleet.
-        left: bool,
-    },
+    #[error(transparent)]
+    LostObject(Lost),
     /// This gateway has not seen the object being made, and several engines could have made it.
     #[error(
         "object `{id}` does not exist, as far as this gateway knows: it has not seen it being created{}; create it again",
@@ -236,7 +244,7 @@ impl ApiError {
             | Self::UnknownPath(_)
             | Self::ClosedPath(_)
             | Self::UnknownObject(_)
-            | Self::LostObject { .. }
+            | Self::LostObject(_)
             | Self::NotFoundAnywhere { .. } => StatusCode::NOT_FOUND,
             Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
@@ -282,7 +290,7 @@ impl ApiError {
         Self::UnknownModel(_) => "model_not_found",
         Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
         Self::UnknownObject(_) | Self::NotFoundAnywhere { .. } => "object_not_found",
-        Self::LostObject { .. } => "object_lost",
+        Self::LostObject(_) => "object_lost",
         Self::NotIsolated(_) => "not_isolated",
         Self::BadPath => "bad_path",
         Self::BadHead(_) | Self::NoHttp(_) => "bad_head",

@@ -22,7 +22,7 @@ use crate::auth::identity;
 use crate::count::{Question, count};
 use crate::error::ApiError;
 use crate::model;
-use crate::passed;
+use crate::objects;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::salt::salted;
@@ -50,7 +50,7 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let (served, attributes, seed, estimated, salt, (pinned, reserved, telling)) =
+    let (served, attributes, seed, estimated, salt, (kept, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
             let served = model::served(proxy, parts, parsed.model.as_deref())?;
             // An alias of a model shares its blocks; an adapter does not.
@@ -65,18 +65,10 @@ pub(super) async fn route(
             let estimated =
                 estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
             let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
-            let before = parsed.previous_response.as_deref();
-            let origin =
-                before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
-            let pinned = origin.map(|origin| origin.worker);
-            Ok((
-                served,
-                attributes,
-                seed,
-                estimated,
-                (ours, apart),
-                (pinned, parsed.reserved, parsed.telling),
-            ))
+            let before = parsed.previous_response.as_deref().or(parsed.conversation.as_deref());
+            let keeper = |id| objects::continued(proxy, id, &served.pool, attributes, isolates);
+            let kept = before.map(keeper).transpose()?.flatten().map(Box::new);
+            Ok((served, attributes, seed, estimated, (ours, apart), (kept, parsed.reserved, parsed.telling)))
         })?;
     let (ours, apart) = salt;
     let pool = &served.pool;
@@ -113,7 +105,7 @@ pub(super) async fn route(
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
     let connector = proxy.fleet.settings().disaggregation.connector;
-    let connector = connector.filter(|_| pool.router.may_split() && pinned.is_none());
+    let connector = connector.filter(|_| pool.router.may_split() && kept.is_none());
     let may_split = connector.is_some_and(|connector| {
         // Most bodies have nothing that needs a second reading.
         splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
@@ -130,7 +122,7 @@ pub(super) async fn route(
         charge,
         prompt,
         may_split,
-        pinned,
+        kept,
         repeats: Repeats::Yes,
     };
     Ok((routed, salted.or(stripped)))
