@@ -29,6 +29,8 @@ const WORKERS_MAX: u32 = 65_536;
 
 /// A worker of the file: its URL and start time.
 type OfWorker = (Arc<str>, f64);
+/// An object of the file.
+type Entry = (ObjectKey, Origin);
 
 /// The file beside the one of the index of dispatches.
 pub fn beside(index: &Path) -> PathBuf {
@@ -104,7 +106,7 @@ fn write_all(
     file.finish()
 }
 
-fn parse(bytes: &[u8], now_s: f64) -> Result<(Vec<OfWorker>, Vec<(ObjectKey, Origin)>), SnapshotFileError> {
+fn parse(bytes: &[u8], now_s: f64) -> Result<(Vec<OfWorker>, Vec<Entry>), SnapshotFileError> {
     let (mut reader, _) = snapshot_file::open(bytes, &KIND, now_s)?;
     let count = reader.u32()?;
     if count > WORKERS_MAX {

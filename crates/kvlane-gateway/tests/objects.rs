@@ -161,7 +161,6 @@ async fn every_turn_reaches_its_engine_or_is_told_that_the_response_is_lost() {
         conversations.iter().map(|one| one.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect();
     let whole = all.iter().filter(|one| one.turns == u64::from(TURNS)).count();
     assert_eq!(whole, all.len() - at_it, "the others have all their turns");
-    println!("{} conversations of {TURNS} turns: {whole} whole, {at_it} told that they were lost", all.len());
     gateway.end().await;
 }
 
