@@ -37,6 +37,7 @@ use kvlane_http::address::worker_name;
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
 use kvlane_wire::engine::{load_reports, prefix_caches};
+use kvlane_wire::prometheus;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -418,6 +419,8 @@ impl Controller {
             _ => Bytes::new(),
         };
         let page = std::str::from_utf8(&page).unwrap_or_default();
+        let started_s = prometheus::sum(page, "process_start_time_seconds");
+        worker.note_start_time(started_s, || self.fleet.objects.take_started_before(&worker.url));
         let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
         let is_missing = self.fleet.settings().disaggregation.uses(worker.spec.role)
             && self.endpoints_of(worker.id).is_empty();

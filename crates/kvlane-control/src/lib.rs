@@ -12,6 +12,7 @@ pub mod discovery;
 pub mod health;
 pub mod index_snapshot;
 pub mod ingest;
+pub mod objects_snapshot;
 pub mod pair_check;
 pub mod parity_check;
 pub mod replicas;

@@ -87,6 +87,12 @@ pub struct Traits<'a> {
 // === impl ModelSpec ===
 
 impl ModelSpec {
+    /// The models that can serve it: targets, then fallbacks.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        let fallbacks = self.fallbacks.iter().map(|fallback| &*fallback.model);
+        self.targets.iter().map(|target| &*target.model).chain(fallbacks)
+    }
+
     /// The target of a request.
     pub fn target(&self, request: &Traits<'_>) -> Option<&TargetSpec> {
         let mut conditional = self.targets.iter().filter(|target| target.is_conditional());

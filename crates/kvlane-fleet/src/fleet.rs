@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::discovery::Discovery;
 use crate::empty_pools::EmptyPools;
 use crate::metrics::Metrics;
+use crate::objects::Objects;
 use crate::pool::ModelPool;
 use crate::readiness::Start;
 use crate::recording_writer::RecordingWriter;
@@ -45,6 +46,8 @@ pub struct Fleet {
     pub reloads: Reloads,
     /// The other replicas of the gateway.
     pub replicas: Replicas,
+    /// The origins of stored responses, files and batches.
+    pub objects: Objects,
     /// The gateway ends soon; its clients should leave.
     pub stopping: AtomicBool,
     /// Its start, which readiness waits for.
@@ -84,6 +87,7 @@ impl Fleet {
             empty_pools: EmptyPools::default(),
             reloads: Reloads::default(),
             replicas: Replicas::default(),
+            objects: Objects::default(),
             stopping: AtomicBool::new(false),
             start: Start::default(),
             settings: ArcSwap::from_pointee(settings),

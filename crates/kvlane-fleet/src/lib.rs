@@ -16,6 +16,7 @@ pub mod file_watch;
 pub mod first_tokens;
 pub mod fleet;
 pub mod metrics;
+pub mod objects;
 pub mod panics;
 pub mod parity;
 pub mod pool;

@@ -241,11 +241,7 @@ impl ModelPool {
 
     /// All endpoints that are not this worker's; none if it has no endpoint here.
     pub fn endpoints_but(&self, worker: WorkerId) -> Vec<EndpointId> {
-        let endpoints = self.endpoints();
-        if !endpoints.iter().any(|endpoint| endpoint.worker.id == worker) {
-            return Vec::new();
-        }
-        endpoints.iter().filter(|other| other.worker.id != worker).map(|other| other.id).collect()
+        self.endpoints().iter().filter(|other| other.worker.id != worker).map(|other| other.id).collect()
     }
 
     /// All endpoints that are this worker's, in the order in which they joined.

@@ -24,6 +24,7 @@ use kvlane_control::discovery::file;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
 use kvlane_control::ingest::{Ingest, write_snapshot};
+use kvlane_control::objects_snapshot;
 use kvlane_control::replicas::Exchange;
 use kvlane_control::{stall, warm_up};
 use kvlane_fleet::Fleet;
@@ -244,6 +245,9 @@ impl Serving {
         let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
         let ingest = Ingest::new(Arc::clone(&fleet), sockets.handle().clone(), handles);
         let index = Arc::new(IndexSnapshot::read(config.routing.index_snapshot.as_deref(), &fleet.clock));
+        if let Some(index) = &config.routing.index_snapshot {
+            objects_snapshot::restore(&fleet, &objects_snapshot::beside(index));
+        }
         let controller = Controller::new(
             Arc::clone(&fleet),
             config.health.clone(),
@@ -343,7 +347,10 @@ impl Serving {
             name: "dispatches",
             path,
             interval: |settings| settings.routing.index_snapshot_interval,
-            write: Box::new(move |fleet, path| index_snapshot::write(&index, fleet, path)),
+            write: Box::new(move |fleet, path| {
+                objects_snapshot::write(fleet, &objects_snapshot::beside(path))?;
+                index_snapshot::write(&index, fleet, path)
+            }),
         });
         for file in [cache_file, index_file].into_iter().flatten() {
             let (name, kept) = (file.name, CancellationToken::new());

@@ -47,10 +47,15 @@ async fn drain(gateway: &TestGateway, engine: &FakeEngine, draining: bool) {
 
 /// Answers one request as vLLM does; returns the engine's index and the model that it was asked for.
 async fn serve<const N: usize>(engines: [&FakeEngine; N]) -> (usize, String) {
+    serve_as("x", engines).await
+}
+
+/// Answers one request with an object of this id.
+async fn serve_as<const N: usize>(id: &str, engines: [&FakeEngine; N]) -> (usize, String) {
     let (index, call) = next_call(&engines).await;
     let body: Value = serde_json::from_slice(&call.body).expect("JSON");
     let model = body["model"].as_str().expect("a model").to_owned();
-    let answer = format!(r#"{{"id":"x","model":"{model}","choices":[]}}"#);
+    let answer = format!(r#"{{"id":"{id}","model":"{model}","choices":[]}}"#);
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         answer.len()
@@ -120,6 +125,30 @@ async fn a_conversation_keeps_its_target_and_others_are_shared_out() {
             assert_eq!(reply.status, 200);
             assert_eq!(*first.get_or_insert(index), index, "conversation {conversation}, turn {turn}");
             messages.push(json!({"role": "assistant", "content": "yes"}));
+        }
+        served[first.expect("a turn")] += 1;
+    }
+    assert!(served.iter().all(|&count| count >= 4), "{served:?}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_turn_that_continues_a_stored_response_goes_to_the_model_that_made_it() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let gateway = TestGateway::start(with("gpt", of(vec![target("a", 1), target("b", 1)])), &[&a, &b]).await;
+    let mut served = [0, 0];
+    for conversation in 0..24 {
+        let mut before = Value::Null;
+        let mut first = None;
+        for turn in 0..3 {
+            let input = format!("{conversation} {turn}");
+            let body = json!({"model": "gpt", "input": input, "previous_response_id": before}).to_string();
+            let id = format!("resp_{conversation}_{turn}");
+            let (reply, (index, _)) =
+                tokio::join!(gateway.ask("POST", "/v1/responses", &body), serve_as(&id, [&a, &b]));
+            assert_eq!((reply.status, reply.json()["model"].as_str()), (200, Some("gpt")));
+            assert_eq!(*first.get_or_insert(index), index, "conversation {conversation}, turn {turn}");
+            before = id.into();
         }
         served[first.expect("a turn")] += 1;
     }
@@ -244,7 +273,7 @@ async fn a_request_that_creates_something_has_no_fallback_once_its_target_may_ha
     let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
     let spec = ModelSpec { fallbacks: vec![fallback("b", true)], ..of(vec![target("a", 1)]) };
     let gateway = TestGateway::start(with("gpt", spec), &[&a, &b]).await;
-    let body = json!({"model": "gpt", "input_file_id": "f"}).to_string();
+    let body = json!({"model": "gpt", "endpoint": "/v1/chat/completions"}).to_string();
     let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/batches", &body), async {
         drop(a.call().await);
     });

@@ -197,6 +197,23 @@ pub async fn ask(
     exchange(connections, upstream, Question { method, path, head: &head, body }, limit, bytes_max).await
 }
 
+/// Like [`ask`], without a body, with more header fields, each of which ends in CR LF, and within a time and a size.
+///
+/// # Errors
+/// Like those of [`ask`].
+pub async fn ask_with(
+    connections: &Arc<Connections>,
+    upstream: &Upstream,
+    method: &Method,
+    path: &str,
+    fields: &str,
+    (limit, bytes_max): (Duration, usize),
+) -> Result<(StatusCode, Bytes), AskError> {
+    let body = &Bytes::new();
+    let head = head(upstream, method, path, fields, body);
+    exchange(connections, upstream, Question { method, path, head: &head, body }, limit, bytes_max).await
+}
+
 /// A request, ready to be sent.
 struct Question<'a> {
     method: &'a Method,

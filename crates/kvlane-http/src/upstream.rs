@@ -1,7 +1,7 @@
 //! One server that requests are sent to: its address, its key, and whether it refuses connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::pki_types::ServerName;
@@ -30,6 +30,8 @@ pub struct Upstream {
     allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// A connection failed since [`take_gone`](Self::take_gone) was called.
     gone: AtomicBool,
+    /// Ends of its process that were noticed.
+    ends: AtomicU64,
 }
 
 // === impl Upstream ===
@@ -49,7 +51,8 @@ impl Upstream {
         let address = Address::parse(url).and_then(|_| Address::parse(worker_name(url)))?;
         let authorization = ArcSwapOption::from_pointee(key.map(authorization_of).transpose()?);
         let (url, gone) = (worker_name(url).into(), AtomicBool::new(false));
-        Ok(Self { id, url, address, tls_server_name: None, authorization, allowed, gone })
+        let ends = AtomicU64::new(0);
+        Ok(Self { id, url, address, tls_server_name: None, authorization, allowed, gone, ends })
     }
 
     /// The same, with a certificate for another name than its host's, such as that of which its address was resolved.
@@ -96,6 +99,18 @@ impl Upstream {
     /// Whether a connection failed since [`take_gone`](Self::take_gone) was called.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Notes that its process has ended: its port refuses connections, or another process answers. What that process had
+    /// in memory is lost.
+    pub fn note_end(&self) {
+        self.ends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often its process was found to have ended. While the number stays, a process that has been reached has lost
+    /// nothing, as far as is known.
+    pub fn ends(&self) -> u64 {
+        self.ends.load(Ordering::Relaxed)
     }
 
     /// Whether a connection failed since this was called last.

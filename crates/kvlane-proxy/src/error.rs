@@ -1,5 +1,6 @@
 //! The one place where errors become HTTP: status, envelope, retry advice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
@@ -20,6 +21,22 @@ const NO_MEMORY_FOR_S: u64 = 1;
 /// Where operators look, for clients that may not see workers.
 const NOT_TOLD: &str =
     "operators see the cause in the log, on the dashboard, and at GET /readiness with an operator's key";
+/// An object of an engine that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "object `{id}` is lost with its engine: the worker{} that kept it {}; create the object again, or send the whole \
+     conversation",
+    worker.as_deref().map_or_else(String::new, |url| format!(" {url}")),
+    if *left { "has left the fleet" } else { "has ended or restarted since" }
+)]
+pub struct Lost {
+    /// Its id.
+    pub id: String,
+    /// The URL of its worker, unless the client must not learn it.
+    pub worker: Option<Arc<str>>,
+    /// The worker is no longer in the fleet.
+    pub left: bool,
+}
 
 /// Why a client gets no answer from an engine.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +95,20 @@ pub enum ApiError {
     /// No object with this id, or it belongs to another tenant.
     #[error("object `{0}` does not exist")]
     UnknownObject(String),
+    /// The object was made by an engine that has ended.
+    #[error(transparent)]
+    LostObject(Lost),
+    /// This gateway has not seen the object being made, and several engines could have made it.
+    #[error(
+        "object `{id}` does not exist, as far as this gateway knows: it has not seen it being created{}; create it again",
+        unasked_text(*unasked)
+    )]
+    NotFoundAnywhere {
+        /// Its id.
+        id: String,
+        /// Workers that could not be asked for it.
+        unasked: usize,
+    },
     /// The objects of this path are not separated by tenant.
     #[error("{0} is not available with auth.isolate_tenants: engines share its objects between all tenants")]
     NotIsolated(&'static str),
@@ -155,6 +186,13 @@ pub enum ApiError {
     },
 }
 
+fn unasked_text(unasked: usize) -> String {
+    match unasked {
+        0 => String::new(),
+        unasked => format!(", and {unasked} of the workers could not be asked for it"),
+    }
+}
+
 /// What a client is told of the workers when none is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Told {
@@ -224,9 +262,12 @@ impl ApiError {
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::ClosedPath(_) | Self::UnknownObject(_) => {
-                StatusCode::NOT_FOUND
-            }
+            Self::UnknownModel(_)
+            | Self::UnknownPath(_)
+            | Self::ClosedPath(_)
+            | Self::UnknownObject(_)
+            | Self::LostObject(_)
+            | Self::NotFoundAnywhere { .. } => StatusCode::NOT_FOUND,
             Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
@@ -270,7 +311,8 @@ impl ApiError {
         Self::TooLarge { .. } => "body_too_large",
         Self::UnknownModel(_) => "model_not_found",
         Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
-        Self::UnknownObject(_) => "object_not_found",
+        Self::UnknownObject(_) | Self::NotFoundAnywhere { .. } => "object_not_found",
+        Self::LostObject(_) => "object_lost",
         Self::NotIsolated(_) => "not_isolated",
         Self::BadPath => "bad_path",
         Self::BadHead(_) | Self::NoHttp(_) => "bad_head",

@@ -10,7 +10,7 @@ use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
-use kvlane_wire::api::{Api, EnginePath, Keeps, Repeats};
+use kvlane_wire::api::{Api, EnginePath, Repeats};
 use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ use crate::hedge::{self, Sending};
 use crate::lease::Lease;
 use crate::mirror::Copy;
 use crate::model::Chain;
-use crate::objects::Origin;
+use crate::objects::{Named, names_objects};
 use crate::passed;
 use crate::placement_headers::mark;
 use crate::proxy::Proxy;
@@ -39,7 +39,7 @@ use crate::renamed::{Renamed, names_model};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
-use crate::{sidecar, split};
+use crate::{lists, seek, sidecar, split};
 
 /// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
 /// of `server.extra_paths`.
@@ -53,6 +53,10 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
+    if let Some(list) = Box::pin(lists::merged(proxy, upstreams, row, parts, account)).await? {
+        return Ok(list);
+    }
+    Box::pin(seek::seek(proxy, upstreams, row, parts, &body)).await?;
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
     let repeats = row.map_or(Repeats::Unsent, |row| row.repeats);
     let mut chain = Chain::default();
@@ -132,7 +136,9 @@ async fn serve(
             Ok(lease) => lease,
             // The last attempt's error says more.
             Err(refused) => {
-                return attempts.said().unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
+                let said = attempts.said();
+                let said = said.unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
+                return Box::pin(or_lost(&routed, upstreams, said)).await;
             }
         };
         let sending = Sending { upstreams, parts, body: &body, account, fields: encoders };
@@ -161,9 +167,10 @@ async fn serve(
                 let alias = routed.alias.clone().filter(|alias| alias.renames());
                 let transcript = Continuation::transcript(proxy, account, api, &body, &answer);
                 let Some(transcript) = transcript else {
-                    let makes = makes_object(row, parts) && answer.status.is_success();
-                    let origin = Origin { worker: lease.worker.id, tenant: routed.attributes.tenant() };
-                    let answer = relay(answer, Some(lease), account, limits, makes.then_some(origin));
+                    routed.kept.as_ref().map_or(Ok(()), |kept| kept.lost_if(answer.status))?;
+                    let names = answer.status.is_success() && names_objects(row, &parts.method);
+                    let named = names.then(|| Box::new(Named::new(&lease, routed.attributes)));
+                    let answer = relay(answer, Some(lease), account, limits, named);
                     return Ok(renamed(answer, alias.as_deref()));
                 };
                 drop(attempts);
@@ -184,18 +191,23 @@ async fn serve(
             }
         }
         if !Box::pin(attempts.go_on(upstreams)).await {
-            return attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
+            let said =
+                attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
+            return Box::pin(or_lost(&routed, upstreams, said)).await;
         }
     }
 }
 
-/// Whether the response names an object that later requests can refer to.
-fn makes_object(row: Option<&EnginePath>, parts: &Parts) -> bool {
-    let Some(row) = row else { return false };
-    let is_new = row.keeps == Keeps::Object
-        && parts.method == http::Method::POST
-        && row.object(parts.uri.path()).is_none();
-    is_new || row.api() == Some(Api::Responses)
+/// The answer, or that the object which the request needs is lost: its engine ended while the request was on its way.
+async fn or_lost(
+    routed: &Routed,
+    upstreams: &Connections,
+    answered: Result<Response<Body>, ApiError>,
+) -> Result<Response<Body>, ApiError> {
+    match (answered, &routed.kept) {
+        (Err(error), Some(kept)) => Err(kept.or_lost(upstreams, error).await),
+        (answered, _) => answered,
+    }
 }
 
 /// Of a split request its prefill leg, its API and how its blocks travel.
@@ -205,12 +217,12 @@ fn split_of(lease: &mut Lease, api: Option<Api>) -> Option<(Lease, (Api, Connect
     Some((leg, (api?, connector)))
 }
 
-/// Endpoints that must not serve the request: those without its model, and those of other ranks if the client names
-/// one.
+/// Endpoints that must not serve the request: those without its model, those of other workers than that of the object it
+/// names, and those of other ranks if the client names one.
 pub(super) fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
     let (pool, lacking) = (&routed.served.pool, &routed.served.lacking);
     if let Some(others) =
-        routed.pinned.map(|worker| pool.endpoints_but(worker)).filter(|others| !others.is_empty())
+        routed.kept.as_ref().map(|kept| pool.endpoints_but(kept.worker())).filter(|others| !others.is_empty())
     {
         return lacking.iter().copied().chain(others).collect();
     }
@@ -238,11 +250,11 @@ fn relay(
     lease: Option<Lease>,
     account: &Arc<Account>,
     limits: Limits,
-    origin: Option<Origin>,
+    named: Option<Box<Named>>,
 ) -> Response<Body> {
     let Answer { status, headers, body, .. } = answer;
     let mut relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
-    relay.makes_object = origin;
+    relay.named = named;
     response(status, headers, relay)
 }
 
@@ -282,8 +294,11 @@ fn response(
 #[cfg(test)]
 mod tests {
     use kvlane_core::time::Nanos;
+    use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_fleet::worker::{Origin, Worker, WorkerId};
 
     use super::*;
+    use crate::objects::Kept;
     use crate::testing::{World, parts};
 
     #[test]
@@ -292,10 +307,16 @@ mod tests {
         let all = world.pool.endpoints();
         let mut routed = world.routed();
         assert!(excluded_for(&routed, &parts(&[])).is_empty());
-        routed.pinned = Some(all[1].worker.id);
+        routed.kept = Some(Box::new(Kept::at(&all[1].worker)));
         assert_eq!(*excluded_for(&routed, &parts(&[])), [all[0].id, all[2].id]);
-        routed.pinned = Some(kvlane_fleet::worker::WorkerId(9));
-        assert!(excluded_for(&routed, &parts(&[])).is_empty(), "that worker has left");
+        let spec = WorkerSpec::new("http://10.0.0.9:8000");
+        let gone = Worker::new(WorkerId(9), &spec, Origin::Config, None).expect("a worker");
+        routed.kept = Some(Box::new(Kept::at(&Arc::new(gone))));
+        assert_eq!(
+            excluded_for(&routed, &parts(&[])).len(),
+            3,
+            "that worker has left: no other has the object"
+        );
     }
 
     #[test]

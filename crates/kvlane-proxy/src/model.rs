@@ -6,7 +6,9 @@ use bytes::Bytes;
 use http::request::Parts;
 use kvlane_core::decision::Rejection;
 use kvlane_fleet::catalogue::{ModelSpec, Traits};
+use kvlane_fleet::settings::Settings;
 use kvlane_fleet::snapshot::Served;
+use kvlane_fleet::worker::WorkerId;
 use kvlane_wire::api::Repeats;
 use kvlane_wire::edit;
 use kvlane_wire::openai::ParseError;
@@ -52,6 +54,8 @@ pub(super) struct Request<'a> {
     pub(super) parts: &'a Parts,
     /// The model that its body, form or query names.
     pub(super) named: Option<&'a str>,
+    /// The worker that keeps the object which it continues.
+    pub(super) keeper: Option<WorkerId>,
     /// A hash of its conversation.
     pub(super) conversation: &'a dyn Fn() -> u64,
     pub(super) has_tools: bool,
@@ -63,12 +67,8 @@ pub(super) struct Request<'a> {
 /// # Errors
 /// Nothing serves it, or the request names no model, there are several, and none is the default.
 pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) -> Result<Chosen, ApiError> {
-    let header =
-        |name: &&str| request.parts.headers.get(*name)?.to_str().ok().filter(|model| !model.is_empty());
     let settings = proxy.fleet.settings();
-    let default = || settings.routing.default_model.as_deref();
-    let named = request.named.or_else(|| HEADERS.iter().find_map(header)).or_else(default);
-    let Some(name) = named else {
+    let Some(name) = name(&settings, request.parts, request.named) else {
         let served = only(proxy)?;
         return Ok(Chosen { served, alias: None });
     };
@@ -76,6 +76,25 @@ pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) ->
         None => Ok(Chosen { served: named_pool(proxy, name)?, alias: None }),
         Some(spec) => by_catalogue(proxy, request, chain, name, spec),
     }
+}
+
+/// All that serves the model that a request names, whichever a request for it would get.
+///
+/// # Errors
+/// As of [`choose`].
+pub(super) fn all(proxy: &Proxy, parts: &Parts, named: Option<&str>) -> Result<Vec<Arc<Served>>, ApiError> {
+    let settings = proxy.fleet.settings();
+    let Some(name) = name(&settings, parts, named) else { return Ok(vec![only(proxy)?]) };
+    let Some(spec) = settings.models.get(name) else { return Ok(vec![named_pool(proxy, name)?]) };
+    let all: Vec<_> = spec.models().filter_map(|model| named_pool(proxy, model).ok()).collect();
+    if all.is_empty() { Err(ApiError::UnknownModel(name.into())) } else { Ok(all) }
+}
+
+/// The model that a request names, or the default one.
+fn name<'a>(settings: &'a Settings, parts: &'a Parts, named: Option<&'a str>) -> Option<&'a str> {
+    let header = |name: &&str| parts.headers.get(*name)?.to_str().ok().filter(|model| !model.is_empty());
+    let default = || settings.routing.default_model.as_deref();
+    named.or_else(|| HEADERS.iter().find_map(header)).or_else(default)
 }
 
 fn by_catalogue(
@@ -86,6 +105,13 @@ fn by_catalogue(
     spec: &ModelSpec,
 ) -> Result<Chosen, ApiError> {
     chain.fallbacks = spec.fallbacks.len();
+    // What continues an object goes to the model that made it, whatever the weights say now.
+    let made_by = request.keeper.and_then(|keeper| model_of(proxy, spec, keeper));
+    if let Some(model) = made_by {
+        chain.fallbacks = 0;
+        let served = named_pool(proxy, &model)?;
+        return Ok(Chosen { served, alias: Some(Arc::new(Alias::new(name, model, None))) });
+    }
     let conversation = (request.conversation)();
     let headers = &request.parts.headers;
     let traits = Traits {
@@ -108,6 +134,15 @@ fn by_catalogue(
     let served = named_pool(proxy, &model)?;
     let fallback = chain.first.as_ref().map(why);
     Ok(Chosen { served, alias: Some(Arc::new(Alias::new(name, model, fallback))) })
+}
+
+/// The model of an entry of the catalogue that a worker serves.
+fn model_of(proxy: &Proxy, spec: &ModelSpec, worker: WorkerId) -> Option<String> {
+    let table = proxy.fleet.snapshot();
+    let serves = |model: &&str| {
+        table.by_name.get(*model).is_some_and(|served| !served.pool.endpoints_of(worker).is_empty())
+    };
+    spec.models().find(serves).map(str::to_owned)
 }
 
 /// The only model.

@@ -1,98 +1,174 @@
-//! Origins of objects that a client can refer to later: stored responses, files, batches.
-//!
-//! Engines keep such objects in their own memory, so a request that names one must reach the engine that made it. Under
-//! `auth.isolate_tenants` an object is found by the tenant that made it and by no other.
+//! Requests that name an object of an engine: where they must go, and which objects an answer names.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
-use kvlane_core::recent::Recent;
-use kvlane_core::request::TenantKey;
-use memchr::memmem;
-use xxhash_rust::xxh3::xxh3_128;
+use http::{Method, StatusCode};
+use kvlane_fleet::objects::{Keeper, Maker, ObjectKey, Origin};
+use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::worker::{Worker, WorkerId};
+use kvlane_http::connections::Connections;
+use kvlane_wire::api::object_ids::object_ids;
+use kvlane_wire::api::{Api, EnginePath, Keeps};
 
-use kvlane_fleet::worker::WorkerId;
+use crate::attributes::Attributes;
+use crate::error::{ApiError, Lost};
+use crate::lease::Lease;
+use crate::proxy::Proxy;
 
-/// Most objects; beyond that the least recently used one is dropped.
-const OBJECTS_MAX: usize = 1 << 16;
-/// Bytes at the start of a response in which the object's id is looked for.
-const ID_WITHIN_BYTES: usize = 4096;
-/// Longest id that is stored.
-const ID_BYTES_MAX: usize = 256;
+/// Bytes at the start of an answer in which ids are looked for.
+const BEGINNING_BYTES_MAX: usize = 16 << 10;
+/// Characters of an id in an error.
+const ID_CHARS_MAX: usize = 200;
 
-/// The worker and the tenant of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    pub(crate) worker: WorkerId,
-    pub(crate) tenant: Option<TenantKey>,
+/// An object that a request needs, and the worker that keeps it.
+#[derive(Clone)]
+pub struct Kept {
+    worker: Arc<Worker>,
+    /// The ends of its process when the request was routed.
+    ends: u64,
+    /// What the client gets if the object is lost.
+    lost: Lost,
+    /// The engine has restarted since it made the object, and may have kept it on disk.
+    doubted: bool,
 }
 
-/// The origins of recently created objects.
-pub struct Objects {
-    by_id: Mutex<Recent<u128, Origin>>,
+/// The object with this id in a request's path; none if this gateway does not know it. An engine that has restarted is asked
+/// whether it still has it.
+///
+/// # Errors
+/// The object's worker has left, or tenants are isolated and this tenant has made no such object.
+pub(super) fn addressed(
+    proxy: &Proxy,
+    id: &str,
+    attributes: Attributes,
+    isolates: bool,
+) -> Result<Option<Kept>, ApiError> {
+    let Some(origin) = origin(proxy, id, attributes, isolates)? else { return Ok(None) };
+    let lost = |left| Lost { id: short(id), worker: (!isolates).then(|| Arc::clone(&origin.url)), left };
+    let (worker, doubted) = match origin.keeper(&proxy.fleet) {
+        Keeper::There(worker) => (worker, false),
+        Keeper::Restarted(worker) => (worker, true),
+        Keeper::Left => return Err(ApiError::LostObject(lost(true))),
+    };
+    let ends = worker.upstream.ends();
+    Ok(Some(Kept { worker, ends, lost: lost(false), doubted }))
 }
 
-// === impl Objects ===
-
-impl Default for Objects {
-    fn default() -> Self {
-        Self { by_id: Mutex::new(Recent::new(OBJECTS_MAX)) }
+/// The stored response or conversation that a request continues. Engines keep these in memory, and an engine that ignored an
+/// id that it does not know would begin anew.
+///
+/// # Errors
+/// The object is lost, or tenants are isolated and this tenant has made no such object.
+pub(super) fn continued(
+    proxy: &Proxy,
+    id: &str,
+    attributes: Attributes,
+    isolates: bool,
+) -> Result<Option<Kept>, ApiError> {
+    match addressed(proxy, id, attributes, isolates)? {
+        Some(kept) if kept.doubted => Err(ApiError::LostObject(kept.lost)),
+        kept => Ok(kept),
     }
 }
 
-impl Objects {
-    /// Stores the origin of the object that a response starting with `piece` names, if it names one.
-    pub fn note(&self, piece: &[u8], origin: Origin) {
-        if let Some(id) = first_id(piece) {
-            self.lock().insert(xxh3_128(id), origin);
+/// Whether a response or conversation that this gateway does not know can only be of one worker.
+///
+/// # Errors
+/// Several workers of `pool` could have made it.
+pub(super) fn made_by_only(id: &str, pool: &ModelPool) -> Result<(), ApiError> {
+    let endpoints = pool.endpoints();
+    let first = endpoints.first().map(|endpoint| endpoint.worker.id);
+    if endpoints.iter().any(|endpoint| Some(endpoint.worker.id) != first) {
+        return Err(ApiError::NotFoundAnywhere { id: short(id), unasked: 0 });
+    }
+    Ok(())
+}
+
+fn origin(
+    proxy: &Proxy,
+    id: &str,
+    attributes: Attributes,
+    isolates: bool,
+) -> Result<Option<Origin>, ApiError> {
+    let origin = proxy.fleet.objects.origin(id);
+    let own = Maker::Client(attributes.tenant());
+    if isolates && origin.as_ref().is_none_or(|origin| origin.maker != own) {
+        return Err(ApiError::UnknownObject(short(id)));
+    }
+    Ok(origin)
+}
+
+/// An id as it is shown in errors.
+pub(super) fn short(id: &str) -> String {
+    id.chars().take(ID_CHARS_MAX).collect()
+}
+
+/// Whether a successful answer names objects that later requests can refer to. Contents of files and results are not looked
+/// at: clients have written them.
+pub(super) fn names_objects(row: Option<&EnginePath>, method: &Method) -> bool {
+    let Some(row) = row else { return false };
+    let is_object = row.keeps == Keeps::Object && method != Method::DELETE;
+    let creates = !row.path.contains("{}") && method == Method::POST;
+    let shows = ["{}", "/complete", "/cancel"].iter().any(|end| row.path.ends_with(end));
+    (is_object && (creates || shows)) || row.api() == Some(Api::Responses)
+}
+
+/// Stores the objects that an answer names, as it passes.
+pub(super) struct Named {
+    origin: Origin,
+    beginning: Vec<u8>,
+}
+
+// === impl Kept ===
+
+impl Kept {
+    #[cfg(test)]
+    pub(crate) fn at(worker: &Arc<Worker>) -> Self {
+        let lost = Lost { id: "resp_1".into(), worker: None, left: false };
+        Self { worker: Arc::clone(worker), ends: 0, lost, doubted: false }
+    }
+
+    /// The only worker that has it.
+    pub(super) fn worker(&self) -> WorkerId {
+        self.worker.id
+    }
+
+    /// What the client gets for an answer with this status, if it shows that the object is lost.
+    pub(super) fn lost_if(&self, status: StatusCode) -> Result<(), ApiError> {
+        let is_lost = self.doubted && status == StatusCode::NOT_FOUND;
+        if is_lost { Err(ApiError::LostObject(self.lost.clone())) } else { Ok(()) }
+    }
+
+    /// That the object is lost, if its engine has ended while the request was on its way; otherwise the request's own error.
+    pub(super) async fn or_lost(&self, upstreams: &Connections, error: ApiError) -> ApiError {
+        let may_have_ended = matches!(error, ApiError::Upstream { .. } | ApiError::NoEndpoint { .. });
+        if self.doubted || !may_have_ended {
+            return error;
         }
-    }
-
-    /// The origin of the object with this id.
-    pub fn origin(&self, id: &str) -> Option<Origin> {
-        self.lock().get(&xxh3_128(id.as_bytes())).copied()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Recent<u128, Origin>> {
-        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+        let upstream = &self.worker.upstream;
+        // Of an engine that died with the request, nothing says yet that its port refuses connections.
+        let has_ended = upstream.ends() != self.ends || upstreams.refuses(upstream).await;
+        if has_ended { ApiError::LostObject(self.lost.clone()) } else { error }
     }
 }
 
-/// The first `"id": "…"` of a response: engines write an object's own id before the ids of its parts.
-fn first_id(piece: &[u8]) -> Option<&[u8]> {
-    let piece = &piece[..piece.len().min(ID_WITHIN_BYTES)];
-    let after = memmem::find(piece, b"\"id\"")? + b"\"id\"".len();
-    let value =
-        piece[after..].trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
-    let id = &value[..value.iter().position(|&byte| byte == b'"')?];
-    let usable = (1..=ID_BYTES_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic);
-    usable.then_some(id)
-}
+// === impl Named ===
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Named {
+    /// For the answer of the engine of `lease` to a client with these attributes.
+    pub(super) fn new(lease: &Lease, attributes: Attributes) -> Self {
+        let origin = Origin::new(&lease.worker, Maker::Client(attributes.tenant()));
+        Self { origin, beginning: Vec::new() }
+    }
 
-    #[test]
-    fn the_first_id_of_a_response_is_that_of_its_object() {
-        for (piece, id) in [
-            (r#"{"id":"resp_1","output":[{"id":"msg_1"}]}"#, Some("resp_1")),
-            ("event: response.created\ndata: {\"response\": {\"id\" : \"resp_2\"}}\n\n", Some("resp_2")),
-            (r#"{"object":"list"}"#, None),
-            (r#"{"id":7}"#, None),
-            (r#"{"id":""}"#, None),
-            (r#"{"id":"a b"}"#, None),
-            (r#"{"id":"cut"#, None),
-        ] {
-            assert_eq!(first_id(piece.as_bytes()), id.map(str::as_bytes), "{piece}");
+    /// Looks at a piece of the answer; returns whether it wants to see more.
+    pub(super) fn see(&mut self, proxy: &Proxy, piece: &[u8]) -> bool {
+        let room = BEGINNING_BYTES_MAX - self.beginning.len();
+        self.beginning.extend_from_slice(&piece[..piece.len().min(room)]);
+        let (ids, complete) = object_ids(&self.beginning);
+        for id in ids {
+            proxy.fleet.objects.note(ObjectKey::of(&id), self.origin.clone());
         }
-    }
-
-    #[test]
-    fn an_object_is_found_with_its_origin() {
-        let (objects, origin) =
-            (Objects::default(), Origin { worker: WorkerId(3), tenant: Some(TenantKey(7)) });
-        objects.note(br#"{"id":"file-1"}"#, origin);
-        assert_eq!(objects.origin("file-1"), Some(origin));
-        assert_eq!(objects.origin("file-2"), None);
+        !complete && self.beginning.len() < BEGINNING_BYTES_MAX
     }
 }

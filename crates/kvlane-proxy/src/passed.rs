@@ -25,11 +25,13 @@ use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::error::ApiError;
 use crate::model::{self, Chain, Chosen, Request};
-use crate::objects::Origin;
+use crate::objects::{self, Kept};
 use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::salt::salted;
 
+/// Where a batch is made of a file.
+const BATCHES: &str = "/v1/batches";
 /// Longest model name in a form.
 const MODEL_BYTES_MAX: usize = 1024;
 
@@ -45,16 +47,20 @@ pub(super) fn route(
 ) -> Result<(Routed, Option<Bytes>), ApiError> {
     let (reader, isolates) = (proxy.attribute_reader.load(), proxy.settings().auth.isolate_tenants);
     let attributes = reader.read(&parts.headers, None, identity(parts));
-    let origin = origin(proxy, row, parts, attributes, isolates)?;
-    let pinned = origin.map(|origin| origin.worker);
-    let made_in = pinned.and_then(|worker| pool_of(proxy, worker));
+    let kept = kept(proxy, row, parts, body, attributes, isolates)?;
+    let made_in = kept.as_ref().and_then(|kept| pool_of(proxy, kept.worker()));
     let (served, alias) = match made_in {
         Some(served) => (served, None),
         None => {
             let named = named(parts, body);
             let conversation = || xxh3_64(body);
-            let request =
-                Request { parts, named: named.as_deref(), conversation: &conversation, has_tools: false };
+            let request = Request {
+                parts,
+                named: named.as_deref(),
+                keeper: None,
+                conversation: &conversation,
+                has_tools: false,
+            };
             let Chosen { served, alias } = model::choose(proxy, &request, chain)?;
             (served, alias)
         }
@@ -87,44 +93,44 @@ pub(super) fn route(
         deadline,
         charge,
         prompt: PromptKey(xxh3_64(body)),
-        pinned,
+        kept: kept.map(Box::new),
         alias,
         repeats: row.map_or(Repeats::Unsent, |row| row.repeats),
     };
     Ok((routed, with_salt.or(renamed)))
 }
 
-/// The origin of the object that a request names, if any. Where tenants are isolated, only the tenant that made an
+/// The object that a request names, if any, with its worker. Where tenants are isolated, only the tenant that made an
 /// object may use it.
-fn origin(
+fn kept(
     proxy: &Proxy,
     row: Option<&EnginePath>,
     parts: &Parts,
+    body: &[u8],
     attributes: Attributes,
     isolates: bool,
-) -> Result<Option<Origin>, ApiError> {
+) -> Result<Option<Kept>, ApiError> {
     let Some(row) = row.filter(|row| row.keeps == Keeps::Object) else { return Ok(None) };
-    let Some(id) = row.object(parts.uri.path()) else {
-        return if isolates { Err(ApiError::NotIsolated(row.path)) } else { Ok(None) };
-    };
-    object(proxy, id, attributes, isolates)
+    if isolates && row.object(parts.uri.path()).is_none() {
+        return Err(ApiError::NotIsolated(row.path));
+    }
+    match object_of(row, parts, body) {
+        Some(id) => objects::addressed(proxy, &id, attributes, isolates),
+        None => Ok(None),
+    }
 }
 
-/// The origin of the object with this id, if known.
-///
-/// # Errors
-/// Tenants are isolated and this tenant has made no such object.
-pub(super) fn object(
-    proxy: &Proxy,
-    id: &str,
-    attributes: Attributes,
-    isolates: bool,
-) -> Result<Option<Origin>, ApiError> {
-    let origin = proxy.objects.origin(id);
-    if isolates && origin.is_none_or(|origin| origin.tenant != attributes.tenant()) {
-        return Err(ApiError::UnknownObject(id.chars().take(200).collect()));
+/// The id of the object that a request needs: in its path, or that of the input of a batch.
+pub(super) fn object_of<'a>(row: &EnginePath, parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
+    #[derive(serde::Deserialize)]
+    struct Batch<'a> {
+        #[serde(borrow)]
+        input_file_id: Option<Cow<'a, str>>,
     }
-    Ok(origin)
+    let in_path = row.object(parts.uri.path()).map(Cow::Borrowed);
+    in_path.or_else(|| {
+        (row.path == BATCHES).then(|| serde_json::from_slice::<Batch<'_>>(body).ok()?.input_file_id)?
+    })
 }
 
 /// A pool that a worker serves.
@@ -135,7 +141,7 @@ fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
 }
 
 /// The model that a request names in its JSON body, its form or its query.
-fn named<'a>(parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
+pub(super) fn named<'a>(parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
     let kind = || parts.headers.get(header::CONTENT_TYPE)?.to_str().ok();
     in_json(body).or_else(|| in_form(kind()?, body)).or_else(|| in_query(parts.uri.query()?))
 }

@@ -16,7 +16,6 @@ use crate::failures::Failures;
 use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::mirror::Copies;
-use crate::objects::Objects;
 use crate::outcomes::Outcomes;
 use crate::salt::SaltKey;
 use crate::settings::Settings;
@@ -35,8 +34,6 @@ pub struct Proxy {
     pub limits: Arc<Limits>,
     /// The memory that the requests of all clients hold.
     pub memory: Arc<Memory>,
-    /// The worker that made each stored response, file or batch.
-    pub objects: Objects,
     /// Spans for a collector.
     pub traces: Traces,
     /// How requests have ended.
@@ -67,7 +64,6 @@ impl Proxy {
             attribute_reader: ArcSwap::from_pointee(reader),
             limits,
             memory: Memory::new(settings.server.body_memory),
-            objects: Objects::default(),
             traces: Traces::new(&settings.tracing),
             outcomes: Outcomes::default(),
             copies: Copies::default(),

@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::account::Account;
 use crate::lease::Lease;
-use crate::objects::Origin;
+use crate::objects::Named;
 use crate::whole::WholeEvents;
 
 /// Bytes of a JSON response's end that are kept to find its usage.
@@ -47,8 +47,8 @@ pub struct Relay {
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
     pub(super) account: Arc<Account>,
-    /// The origin of the object whose id is in the response's first piece.
-    pub(super) makes_object: Option<Origin>,
+    /// Stores the objects that the response names at its beginning.
+    pub(super) named: Option<Box<Named>>,
     /// Whether such a response shows that the engine is healthy.
     sound: bool,
     limits: Limits,
@@ -121,7 +121,7 @@ impl Relay {
             ended: false,
             lease,
             account,
-            makes_object: None,
+            named: None,
             sound,
             limits,
             last_piece,
@@ -137,8 +137,10 @@ impl Relay {
     pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
         let now = Instant::now();
         self.last_piece = now;
-        if let (Some(origin), Some(lease)) = (self.makes_object.take(), &self.lease) {
-            lease.proxy().objects.note(&piece, origin);
+        if let (Some(named), Some(lease)) = (&mut self.named, &self.lease)
+            && !named.see(lease.proxy(), &piece)
+        {
+            self.named = None;
         }
         match (self.watch.see(&piece), &mut self.lease) {
             (PieceKind::Tokens(tokens), Some(lease)) => lease.progress(now, tokens),

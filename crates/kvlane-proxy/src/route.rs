@@ -25,7 +25,7 @@ use crate::auth::identity;
 use crate::count::{Question, count};
 use crate::error::ApiError;
 use crate::model::{self, Chain, Chosen, Request};
-use crate::passed;
+use crate::objects::{self, Kept};
 use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::salt::salted;
@@ -53,15 +53,19 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let ((served, alias), attributes, seed, estimated, salt, (pinned, reserved, telling)) =
+    let ((served, alias), attributes, seed, estimated, salt, (kept, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
             let reader = proxy.attribute_reader.load();
             let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
+            let before = parsed.previous_response.as_deref().or(parsed.conversation.as_deref());
+            let keeper = |id| objects::continued(proxy, id, attributes, isolates);
+            let kept = before.map(keeper).transpose()?.flatten();
             let conversation =
                 || attributes.session().map_or_else(|| xxh3_64(openai::opening(prompt)), |session| session.0);
             let request = Request {
                 parts,
                 named: parsed.model.as_deref(),
+                keeper: kept.as_ref().map(Kept::worker),
                 conversation: &conversation,
                 has_tools: openai::has_tools(prompt),
             };
@@ -76,17 +80,16 @@ pub(super) async fn route(
             let estimates = served.pool.counting.is_estimate();
             let estimated =
                 estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-            let before = parsed.previous_response.as_deref();
-            let origin =
-                before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
-            let pinned = origin.map(|origin| origin.worker);
+            if let (Some(id), None) = (before, &kept) {
+                objects::made_by_only(id, &served.pool)?;
+            }
             Ok((
                 (served, alias),
                 attributes,
                 seed,
                 estimated,
                 (ours, apart),
-                (pinned, parsed.reserved, parsed.telling),
+                (kept.map(Box::new), parsed.reserved, parsed.telling),
             ))
         })?;
     let (ours, apart) = salt;
@@ -130,7 +133,7 @@ pub(super) async fn route(
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
     let connector = proxy.fleet.settings().disaggregation.connector;
-    let connector = connector.filter(|_| pool.router.may_split() && pinned.is_none());
+    let connector = connector.filter(|_| pool.router.may_split() && kept.is_none());
     let may_split = connector.is_some_and(|connector| {
         // Most bodies have nothing that needs a second reading.
         splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
@@ -147,7 +150,7 @@ pub(super) async fn route(
         charge,
         prompt,
         may_split,
-        pinned,
+        kept,
         alias,
         repeats: Repeats::Yes,
     };

@@ -7,13 +7,13 @@ use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::snapshot::Served;
-use kvlane_fleet::worker::WorkerId;
 use kvlane_wire::api::Repeats;
 use tokio::time::Instant;
 
 use crate::alias::Alias;
 use crate::attributes::Attributes;
 use crate::limits::Charge;
+use crate::objects::Kept;
 use crate::timeline::Timeline;
 
 /// A request whose pool is known, to be placed once or several times.
@@ -35,8 +35,8 @@ pub struct Routed {
     pub prompt: PromptKey,
     /// Whether one worker may compute its prompt and another decode its answer.
     pub(crate) may_split: bool,
-    /// The worker that holds the object it refers to.
-    pub pinned: Option<WorkerId>,
+    /// The object that it refers to, which one worker keeps.
+    pub kept: Option<Box<Kept>>,
     /// The name of the catalogue that it was asked for by.
     pub(crate) alias: Option<Arc<Alias>>,
     /// Whether it may be sent to another endpoint after it may have reached one.

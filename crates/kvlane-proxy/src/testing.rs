@@ -86,7 +86,7 @@ impl World {
             charge: None,
             prompt: PromptKey(1),
             may_split: false,
-            pinned: None,
+            kept: None,
             repeats: Repeats::Yes,
             alias: None,
         }

@@ -80,6 +80,10 @@ pub struct State {
     pub probes: Probes,
     /// Times it was unhealthy or its process has changed.
     pub absences: u32,
+    /// When its process started, by its own metrics, and the ends of its process that were known then.
+    pub started: Option<Started>,
+    /// Start times of several processes were seen in turn.
+    pub has_several_processes: bool,
     /// Its data-parallel ranks and their KV event feeds; empty before it was queried.
     pub ranks: Vec<Rank>,
     /// The names of its models.
@@ -92,6 +96,15 @@ pub struct State {
     pub parity: Parity,
     /// Its answers at the last comparison.
     pub compared: Option<Arc<Compared>>,
+}
+
+/// The start of an engine's process.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    /// When, in seconds, by its own clock.
+    pub at_s: f64,
+    /// The ends of its process that were known when this was read.
+    pub ends: u64,
 }
 
 /// One data-parallel rank of an engine: a scheduler and a cache of its own, at an address that it may share with
@@ -219,6 +232,21 @@ impl Worker {
         }
     }
 
+    /// Compares the start time in its metrics with the one before: a later one is another process. If a connection was refused
+    /// in between, that end has been counted. Where an earlier one comes back, several processes answer, and none has ended.
+    /// `before` gives the start time that was known before this gateway started.
+    pub fn note_start_time(&self, started_s: Option<f64>, before: impl FnOnce() -> Option<f64>) {
+        let Some(at_s) = started_s else { return };
+        let mut state = self.state();
+        let known = state.started.replace(Started { at_s, ends: self.upstream.ends() });
+        let Some(before) = known.or_else(|| Some(Started { at_s: before()?, ends: 0 })) else { return };
+        state.has_several_processes |= at_s < before.at_s;
+        if at_s > before.at_s && before.ends == self.upstream.ends() && !state.has_several_processes {
+            self.upstream.note_end();
+            state.started = Some(Started { at_s, ends: self.upstream.ends() });
+        }
+    }
+
     /// The comparison of its token ids with the gateway's.
     pub fn parity(&self) -> Parity {
         self.state().parity.clone()
@@ -228,5 +256,34 @@ impl Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("id", &self.id).field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_start_time_is_another_process() {
+        let spec = WorkerSpec::new("http://10.0.0.1:8000");
+        let worker = Worker::new(WorkerId(1), &spec, Origin::Config, None).expect("a worker");
+        let ends = |started_s| {
+            worker.note_start_time(started_s, || None);
+            worker.upstream.ends()
+        };
+        assert_eq!([Some(100.0), None, Some(100.0), Some(200.0), Some(200.0)].map(ends), [0, 0, 0, 1, 1]);
+        worker.upstream.note_end();
+        assert_eq!(ends(Some(300.0)), 2, "its connections were refused in between");
+        assert_eq!([200.0, 300.0, 200.0, 400.0].map(|at_s| ends(Some(at_s))), [2; 4], "several processes");
+    }
+
+    #[test]
+    fn a_process_that_started_while_no_gateway_ran_is_another_one() {
+        for (before_s, ends) in [(100.0, 1), (200.0, 0)] {
+            let spec = WorkerSpec::new("http://10.0.0.1:8000");
+            let worker = Worker::new(WorkerId(1), &spec, Origin::Config, None).expect("a worker");
+            worker.note_start_time(Some(200.0), || Some(before_s));
+            assert_eq!(worker.upstream.ends(), ends);
+        }
     }
 }

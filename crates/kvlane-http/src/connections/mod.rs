@@ -143,7 +143,12 @@ impl Connections {
             None => TcpStream::connect((host.as_str(), *port)).await,
             Some(allowed) => allowed.load_full().connect(&upstream.address.place()).await,
         };
-        let stream = connected.inspect_err(|_| upstream.note_gone())?;
+        let stream = connected.inspect_err(|error| {
+            upstream.note_gone();
+            if error.kind() == io::ErrorKind::ConnectionRefused {
+                upstream.note_end();
+            }
+        })?;
         stream.set_nodelay(true)?;
         if !tls {
             return Ok(Stream::Plain(stream));

@@ -8,7 +8,7 @@ use super::chat::{definition, effort, kwargs};
 use super::{Chat, Reading, Request, Shape, missing};
 
 pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a>, Unknown> {
-    for field in ["previous_response_id", "prompt", "previous_input_messages"] {
+    for field in ["previous_response_id", "conversation", "prompt", "previous_input_messages"] {
         if body.some(field).is_some() {
             return Err(Unknown::Field(field));
         }

@@ -1,6 +1,7 @@
 //! The engines' APIs: [one row for each path](ENGINE_PATHS), and the request bodies that are parsed.
 
 pub mod document;
+pub mod object_ids;
 pub mod path;
 mod table;
 

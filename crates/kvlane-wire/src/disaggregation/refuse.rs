@@ -25,7 +25,7 @@ pub enum WhyNot {
 }
 
 /// The members that [`may_split`] looks at.
-const TELLING: [&str; 18] = [
+const TELLING: [&str; 19] = [
     "prompt",
     "text",
     "input_ids",
@@ -38,6 +38,7 @@ const TELLING: [&str; 18] = [
     "truncate_prompt_tokens",
     "truncation",
     "previous_response_id",
+    "conversation",
     "background",
     "n",
     "best_of",
@@ -140,6 +141,7 @@ impl Request {
             "truncation" if value != "\"disabled\"" => self.refuse(WhyNot::Parameter("truncation")),
             // Stored at one engine.
             "previous_response_id" => self.refuse(WhyNot::Parameter("previous_response_id")),
+            "conversation" => self.refuse(WhyNot::Parameter("conversation")),
             "background" => self.refuse(WhyNot::Parameter("background")),
             // Several answers: read by the blocks of one first leg with NIXL; elsewhere each would need a transfer of
             // its own, or (TensorRT-LLM) a first token.

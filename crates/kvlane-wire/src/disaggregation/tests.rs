@@ -270,6 +270,7 @@ fn what_would_have_another_prompt_or_no_use_is_not_split() {
         (Nixl, Responses, r#"{"input":"a","truncation":"auto"}"#, parameter("truncation")),
         (Nixl, Responses, r#"{"input":"a","truncation":"disabled","background":false}"#, Ok(())),
         (Nixl, Responses, r#"{"input":"a","previous_response_id":"r"}"#, parameter("previous_response_id")),
+        (Nixl, Responses, r#"{"input":"a","conversation":"c"}"#, parameter("conversation")),
         (Nixl, Messages, r#"{"messages":[]}"#, Ok(())),
         (Nixl, Api::Embeddings, r#"{"input":"a"}"#, Err(WhyNot::Api(Api::Embeddings))),
         (Nixl, Api::Generate, r#"{"text":"a"}"#, Err(WhyNot::Api(Api::Generate))),

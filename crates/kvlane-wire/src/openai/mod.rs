@@ -55,6 +55,8 @@ pub struct ParsedRequest<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// Responses' `previous_response_id`: a response stored by one engine and unknown to the others.
     pub previous_response: Option<Cow<'a, str>>,
+    /// Responses' `conversation`, an id or an object with one: also stored by one engine.
+    pub conversation: Option<Cow<'a, str>>,
     /// SGLang's `lora_path`: the adapter, which is part of a cached block's identity.
     pub lora: Option<Cow<'a, str>>,
     /// The conversation, from the first present of `session_id`, `session_params.id`, `prompt_cache_key`, `user` and
@@ -166,6 +168,17 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
         match field {
             Field::Model => request.model = Some(reader.text(name)?),
             Field::PreviousResponse => request.previous_response = Some(reader.text(name)?),
+            Field::Conversation if kind == Kind::Object => {
+                let mut walk = reader.scanner.object()?;
+                while let Some(key) = walk.key(&mut reader.scanner)? {
+                    if key.decode() == "id" {
+                        request.conversation = Some(reader.text("conversation.id")?);
+                    } else {
+                        reader.scanner.skip()?;
+                    }
+                }
+            }
+            Field::Conversation => request.conversation = Some(reader.text(name)?),
             Field::CacheSalt => request.cache_salt = Some(reader.text(name)?),
             Field::Stream if kind == Kind::Bool => request.stream = reader.scanner.boolean()?,
             Field::Stream => return Err(ParseError::WrongType { field: name, expected: "true or false" }),
@@ -631,6 +644,7 @@ mod tests {
                 stream: true,
                 output_tokens_max: Some(64),
                 previous_response: None,
+                conversation: None,
                 cache_salt: Some("tenant-a".into()),
                 lora: None,
                 session: Some("u".into()),
@@ -656,6 +670,25 @@ mod tests {
         assert_ne!(opening(&first), opening(&other));
         assert_eq!(opening(&[b'x'; 1000]).len(), OPENING_BYTES);
         assert!(!has_tools(&first) && has_tools(&chat(r#"{"messages":[],"tools":[{"a":1}]}"#)));
+    }
+
+    #[test]
+    fn a_conversation_is_an_id_or_an_object_with_one() {
+        let conversation = |value: &str| {
+            let body = format!(r#"{{"input":"a","conversation":{value}}}"#);
+            let mut prompt = Vec::new();
+            parse(Api::Responses, body.as_bytes(), &mut prompt)
+                .map(|request| request.conversation.map(Cow::into_owned))
+        };
+        for value in
+            [r#""conv_1""#, r#"{"id":"conv_1"}"#, r#"{"object":"conversation","id":"conv_1","a":[1]}"#]
+        {
+            assert_eq!(conversation(value), Ok(Some("conv_1".into())), "{value}");
+        }
+        assert_eq!((conversation("null"), conversation("{}")), (Ok(None), Ok(None)));
+        for value in ["7", r#"{"id":7}"#, "[]"] {
+            assert!(matches!(conversation(value), Err(ParseError::WrongType { .. })), "{value}");
+        }
     }
 
     #[test]
