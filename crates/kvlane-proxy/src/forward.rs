@@ -33,7 +33,8 @@ use crate::relay::{Limits, Relay};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
-use crate::{sidecar, split};
+use crate::streamed::Payload;
+use crate::{realtime, sidecar, split};
 
 /// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
 /// of `server.extra_paths`.
@@ -42,15 +43,14 @@ pub(super) async fn forward(
     upstreams: &Arc<Connections>,
     row: Option<&'static EnginePath>,
     parts: &Parts,
-    body: Bytes,
+    body: Payload,
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
     loop {
-        let body = body.clone();
-        match serve(proxy, upstreams, row, parts, body, account, (deadlines, deadline)).await {
+        match serve(proxy, upstreams, row, parts, &body, account, (deadlines, deadline)).await {
             Err(error) => wait.after(error).await?,
             answered => return answered,
         }
@@ -63,16 +63,18 @@ async fn serve(
     upstreams: &Arc<Connections>,
     row: Option<&'static EnginePath>,
     parts: &Parts,
-    body: Bytes,
+    payload: &Payload,
     account: &Arc<Account>,
     (deadlines, deadline): (Deadlines, Instant),
 ) -> Result<Response<Body>, ApiError> {
+    let (body, upload) = (payload.first(), payload.upload());
+    realtime::check(proxy, parts)?;
     let api = row.and_then(EnginePath::api);
     let (routed, salted) = match api {
-        Some(api) => route(proxy, upstreams, api, parts, &body, account, deadline).await?,
-        None => passed::route(proxy, row, parts, &body, account, deadline)?,
+        Some(api) => route(proxy, upstreams, api, parts, body, account, deadline).await?,
+        None => passed::route(proxy, row, parts, body, account, deadline)?,
     };
-    let body = salted.unwrap_or(body);
+    let body = salted.unwrap_or_else(|| body.clone());
     account.set_pool(&routed.served.pool);
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
@@ -81,6 +83,7 @@ async fn serve(
     let encoders = sidecar::encoders(proxy, &routed.served.pool, api, &body);
     // Tried again, it encodes by itself.
     let mut encoders = encoders.as_slice();
+    let switch = realtime::fields(parts);
     let turned_down = |mut answer: Answer, lease: &Lease| {
         mark(&mut answer.headers, lease);
         relay(answer, None, account, limits, None)
@@ -93,7 +96,14 @@ async fn serve(
                 return attempts.said().unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
             }
         };
-        let sending = Sending { upstreams, parts, body: &body, account, fields: encoders };
+        let sending = Sending {
+            upstreams,
+            parts,
+            body: &body,
+            account,
+            fields: switch.as_deref().unwrap_or(encoders),
+            upload,
+        };
         let (lease, outcome) = match split_of(&mut lease, api) {
             Some((leg, how)) => Box::pin(split::answer(attempts.patience(), lease, leg, &sending, how)).await,
             None if !encoders.is_empty() => {
@@ -130,7 +140,7 @@ async fn serve(
                 encoders = &[];
             }
         }
-        if !Box::pin(attempts.go_on(upstreams)).await {
+        if payload.is_spent() || !Box::pin(attempts.go_on(upstreams)).await {
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
         }
     }
@@ -187,6 +197,9 @@ fn relay(
     limits: Limits,
     origin: Option<Origin>,
 ) -> Response<Body> {
+    if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+        return realtime::tunnel(answer, lease, account, limits.idle);
+    }
     let Answer { status, headers, body, .. } = answer;
     let mut relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
     relay.makes_object = origin;

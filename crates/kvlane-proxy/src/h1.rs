@@ -25,6 +25,7 @@ use http_body::Body as _;
 use httpdate::HttpDate;
 use kvlane_fleet::metrics::Reached;
 use kvlane_http::connections::chunked::Chunked;
+use kvlane_http::connections::upload::{PIECE_BYTES, Unwanted};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::io::poll_read_buf;
@@ -34,9 +35,10 @@ use crate::body::Body;
 use crate::error::ApiError;
 use crate::head::{Framing, Head, compact, end_of_head};
 use crate::memory::Held;
-use crate::read::{REFUSED_BYTES_MAX, Source, make_room, room};
+use crate::read::{Begun, REFUSED_BYTES_MAX, Source, make_room, room};
 use crate::service::Service;
 use crate::socket::Socket;
+use crate::streamed::{Beginning, Intake, Limits, Next};
 
 /// Size of the read buffer: at first, and at most. Between them it is the size of the previous request, so that a
 /// similar body is contiguous with its head and is not moved.
@@ -52,6 +54,8 @@ const KEPT_BYTES_MAX: usize = 1 << 10;
 /// How long after it was accepted, or after an answer that said that it stays, a connection is not closed for a shutdown:
 /// a request that is on its way would be lost.
 pub(super) const NEXT_WITHIN: Duration = Duration::from_secs(1);
+/// How often a client is looked at while its body is not read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a connection that is being closed reads on, so that the client receives the reason.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -90,6 +94,7 @@ struct PendingOutput {
 struct Incoming<'a> {
     client: &'a mut Client,
     framing: Framing,
+    left: &'a mut Left,
     coming: &'a mut PendingInput,
 }
 
@@ -100,6 +105,13 @@ enum PendingInput {
     /// The client waits for `100 Continue`.
     Waits,
     Body,
+}
+
+/// What is left of a body that is read piece by piece.
+#[derive(Clone, Copy)]
+enum Left {
+    Length(u64),
+    Chunks(Chunked),
 }
 
 /// How the end of a response is marked.
@@ -155,15 +167,36 @@ impl Client {
             _ => PendingInput::Body,
         };
         let service = Arc::clone(&self.service);
-        let body = Incoming { client: self, framing, coming: &mut coming };
-        let received = service.receive(parts, refused, body).await;
+        let mut left = match framing {
+            Framing::Length(length) => Left::Length(length),
+            Framing::Chunked => Left::Chunks(Chunked::start()),
+        };
+        let body = Incoming { client: self, framing, left: &mut left, coming: &mut coming };
+        let mut received = service.receive(parts, refused, body).await;
+        let intake = received.take_intake();
         let mut respond = pin!(service.respond(received));
-        let answer = poll_fn(|cx| match respond.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => self.poll_gone(cx).map(|()| None),
-        });
-        let Some(answer) = answer.await else { return Ok(false) };
-        if let (PendingInput::Body, Framing::Length(left)) = (coming, framing)
+        let answer = match intake {
+            None => {
+                let answer = poll_fn(|cx| match respond.as_mut().poll(cx) {
+                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                    Poll::Pending => self.poll_gone(cx).map(|()| None),
+                });
+                answer.await
+            }
+            Some(intake) => {
+                let pass_on = Box::pin(self.pass_on(intake, &mut left, &mut coming));
+                tokio::select! {
+                    biased;
+                    answer = respond.as_mut() => Some(answer),
+                    () = pass_on => None,
+                }
+            }
+        };
+        let Some(answer) = answer else { return Ok(false) };
+        if matches!(answer.body(), Body::Tunnel(_)) {
+            return Box::pin(self.switch(answer, version)).await;
+        }
+        if let (PendingInput::Body, Left::Length(left)) = (coming, left)
             && keeps_alive
             && left <= self.buffer.len() as u64
         {
@@ -328,6 +361,75 @@ impl Client {
         }
     }
 
+    /// The next piece of a body; none at its end.
+    async fn piece(&mut self, left: &mut Left, coming: &mut PendingInput) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            if matches!(left, Left::Length(0)) {
+                return Ok(None);
+            }
+            if self.buffer.is_empty() {
+                self.go_ahead(coming).await?;
+                // With room of its own: the pieces before are still on their way.
+                self.buffer = BytesMut::with_capacity(PIECE_BYTES);
+                come(poll_fn(|cx| self.poll_fill(cx)).await)?;
+            }
+            let there = self.buffer.len().min(PIECE_BYTES);
+            match left {
+                Left::Length(length) => {
+                    let there = usize::try_from(*length).unwrap_or(usize::MAX).min(there);
+                    *length -= there as u64;
+                    return Ok(Some(self.buffer.split_to(there).freeze()));
+                }
+                Left::Chunks(chunked) => {
+                    let decoded = chunked.decode(&mut self.buffer[..there]);
+                    let (read, data) = decoded.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
+                    let mut piece = self.buffer.split_to(read);
+                    piece.truncate(data);
+                    if chunked.is_done() {
+                        *left = Left::Length(0);
+                    }
+                    if data > 0 {
+                        return Ok(Some(piece.freeze()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Passes a body on while its request is answered; returns when the client has disconnected.
+    async fn pass_on(&mut self, mut intake: Intake, left: &mut Left, coming: &mut PendingInput) {
+        loop {
+            match timeout(LOOK_EVERY, intake.room()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(Unwanted)) => break,
+                // What it has sent is not read meanwhile, and so neither is that nothing follows.
+                Err(_) if self.socket.has_left() => return,
+                Err(_) => continue,
+            }
+            let piece = timeout(intake.within, self.piece(left, coming)).await;
+            match intake.take(piece.unwrap_or(Err(ApiError::BodyTimeout(intake.within)))).await {
+                Next::Read => continue,
+                Next::Complete => *coming = PendingInput::Nothing,
+                Next::Stop => {}
+            }
+            break;
+        }
+        poll_fn(|cx| self.poll_gone(cx)).await;
+    }
+
+    /// Switches protocols together with the engine, and serves the connection to its end.
+    async fn switch(&mut self, answer: Response<Body>, version: Version) -> io::Result<bool> {
+        let (parts, body) = answer.into_parts();
+        let (end, mut nothing) =
+            self.begin(Response::from_parts(parts, Body::Whole(None)), false, version, false);
+        poll_fn(|cx| self.poll_answer(cx, &mut nothing, end)).await?;
+        if let Body::Tunnel(tunnel) = body {
+            tunnel.run(&mut self.socket, self.buffer.split().freeze()).await;
+        }
+        self.leave(PendingInput::Nothing).await;
+        Ok(false)
+    }
+
     /// Sends `100 Continue` to a client that waits for it.
     async fn go_ahead(&mut self, coming: &mut PendingInput) -> Result<(), ApiError> {
         if *coming == PendingInput::Waits {
@@ -398,6 +500,9 @@ impl Client {
             _ => {}
         }
         match (stays, version) {
+            _ if status == StatusCode::SWITCHING_PROTOCOLS => {
+                put(out, &[b"connection: upgrade\r\nupgrade: websocket\r\n"])
+            }
             (false, _) => put(out, &[b"connection: close\r\n"]),
             (true, Version::HTTP_10) => put(out, &[b"connection: keep-alive\r\n"]),
             (true, _) => {}
@@ -483,7 +588,7 @@ impl Client {
 
 impl Source for Incoming<'_> {
     async fn whole(self, parts: &mut Parts, limit: usize, held: &mut Held) -> Result<Bytes, ApiError> {
-        let Self { client, framing, coming } = self;
+        let Self { client, framing, coming, .. } = self;
         let whole = match framing {
             Framing::Length(length) => client.body(length, parts, limit, held, coming).await?,
             Framing::Chunked => client.chunks(parts, limit, held, coming).await?,
@@ -491,6 +596,37 @@ impl Source for Incoming<'_> {
         *coming = PendingInput::Nothing;
         client.held.release();
         Ok(whole)
+    }
+
+    async fn begin(
+        self,
+        parts: &mut Parts,
+        begun: &mut Beginning,
+        limits: &Limits,
+        held: &mut Held,
+    ) -> Result<Begun, ApiError> {
+        let Self { client, framing, left, coming } = self;
+        let length = match framing {
+            Framing::Length(length) => Some(length),
+            Framing::Chunked => None,
+        };
+        if length.is_some_and(|length| length > limits.upload_bytes) {
+            return Err(ApiError::UploadTooLarge { limit: limits.upload_bytes });
+        }
+        compact(parts);
+        let (most, mut first) = (limits.most_held(length), BytesMut::new());
+        while !begun.is_enough(first.len(), length, limits) {
+            let Some(piece) = client.piece(left, coming).await? else {
+                *coming = PendingInput::Nothing;
+                client.held.release();
+                return Ok(Begun::Whole(first.freeze()));
+            };
+            make_room(&mut first, piece.len(), most, held)?;
+            begun.push(&piece);
+            first.extend_from_slice(&piece);
+        }
+        client.held.release();
+        Ok(Begun::Part(first.freeze(), length))
     }
 }
 

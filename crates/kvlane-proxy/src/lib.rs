@@ -43,6 +43,7 @@ pub mod place;
 mod placement_headers;
 pub mod proxy;
 mod read;
+mod realtime;
 pub mod relay;
 mod resume;
 mod route;
@@ -53,6 +54,7 @@ pub mod settings;
 mod sidecar;
 mod socket;
 mod split;
+mod streamed;
 #[cfg(test)]
 mod testing;
 pub mod timeline;
