@@ -68,7 +68,7 @@ pub fn write(fleet: &Fleet, path: &Path) -> io::Result<()> {
     let (mut workers, mut numbers): (Vec<OfWorker>, _) = (Vec::new(), HashMap::new());
     let mut entries = Vec::new();
     for (key, origin) in fleet.objects.all() {
-        let Keeper::There(worker) = origin.keeper(fleet) else { continue };
+        let Keeper::There(worker) = origin.keeper(&fleet.workers()) else { continue };
         let number = *numbers.entry(worker.id).or_insert_with(|| {
             let started_s = worker.state().started.map_or(0.0, |started| started.at_s);
             workers.push((Arc::clone(&worker.url), started_s));

@@ -13,7 +13,6 @@ use kvlane_core::recent::Recent;
 use kvlane_core::request::TenantKey;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::fleet::Fleet;
 use crate::worker::{Worker, WorkerId};
 
 /// Most objects; beyond that the least recently used ones are dropped.
@@ -85,13 +84,11 @@ impl Origin {
         Self { url, worker: None, ends: 0, maker }
     }
 
-    /// What has become of its engine.
-    pub fn keeper(&self, fleet: &Fleet) -> Keeper {
-        let workers = fleet.workers();
+    /// What has become of its engine, of these workers.
+    pub fn keeper(&self, workers: &BTreeMap<WorkerId, Arc<Worker>>) -> Keeper {
         let same = self.worker.and_then(|id| workers.get(&id));
         // A worker that was registered anew is another one, of the same engine. Of several at one URL, the others are leaving.
         let worker = same.or_else(|| workers.values().rev().find(|worker| worker.url == self.url)).cloned();
-        drop(workers);
         let Some(worker) = worker else { return Keeper::Left };
         let ends = if self.worker == Some(worker.id) { self.ends } else { 0 };
         if worker.upstream.ends() == ends { Keeper::There(worker) } else { Keeper::Restarted(worker) }
@@ -151,22 +148,13 @@ impl Objects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use crate::settings::Settings;
-    use crate::tokenize::{Tokenizers, Tokens};
     use crate::worker::Origin as NamedBy;
     use crate::worker::config::WorkerSpec;
 
-    fn fleet() -> Fleet {
-        let tokenizers = Tokenizers::start(&Tokens::default(), &Default::default()).expect("threads");
-        let drained = tokio::sync::mpsc::unbounded_channel().0;
-        Fleet::new(Settings::default(), Arc::default(), Clock::start(1.0), tokenizers, drained)
-    }
-
-    fn worker(fleet: &Fleet, id: u64) -> Arc<Worker> {
+    fn worker(workers: &mut BTreeMap<WorkerId, Arc<Worker>>, id: u64) -> Arc<Worker> {
         let spec = WorkerSpec::new("http://10.0.0.1:8000");
         let worker = Arc::new(Worker::new(WorkerId(id), &spec, NamedBy::Config, None).expect("a worker"));
-        fleet.workers().insert(worker.id, Arc::clone(&worker));
+        workers.insert(worker.id, Arc::clone(&worker));
         worker
     }
 
@@ -174,33 +162,33 @@ mod tests {
 
     #[test]
     fn an_object_is_lost_when_the_process_that_made_it_has_ended() {
-        let fleet = fleet();
-        let first = worker(&fleet, 1);
+        let mut workers = BTreeMap::new();
+        let first = worker(&mut workers, 1);
         first.upstream.note_end();
         let origin = Origin::new(&first, ANN);
-        assert!(matches!(origin.keeper(&fleet), Keeper::There(_)), "it was made after that end");
+        assert!(matches!(origin.keeper(&workers), Keeper::There(_)), "it was made after that end");
         first.upstream.note_end();
-        assert!(matches!(origin.keeper(&fleet), Keeper::Restarted(_)));
-        assert!(matches!(Origin::new(&first, ANN).keeper(&fleet), Keeper::There(_)));
+        assert!(matches!(origin.keeper(&workers), Keeper::Restarted(_)));
+        assert!(matches!(Origin::new(&first, ANN).keeper(&workers), Keeper::There(_)));
         let read = Origin::told(Arc::clone(&first.url), ANN);
         assert!(
-            matches!(read.keeper(&fleet), Keeper::Restarted(_)),
+            matches!(read.keeper(&workers), Keeper::Restarted(_)),
             "the process ended while this gateway ran"
         );
-        fleet.workers().remove(&first.id);
-        assert!(matches!(origin.keeper(&fleet), Keeper::Left));
-        let again = worker(&fleet, 2);
+        workers.remove(&first.id);
+        assert!(matches!(origin.keeper(&workers), Keeper::Left));
+        let again = worker(&mut workers, 2);
         for known in [&origin, &read] {
-            assert!(matches!(known.keeper(&fleet), Keeper::There(_)), "the same engine, registered anew");
+            assert!(matches!(known.keeper(&workers), Keeper::There(_)), "the same engine, registered anew");
         }
         again.upstream.note_end();
-        assert!(matches!(origin.keeper(&fleet), Keeper::Restarted(_)));
+        assert!(matches!(origin.keeper(&workers), Keeper::Restarted(_)));
     }
 
     #[test]
     fn an_object_keeps_its_maker_while_its_process_lives() {
-        let fleet = fleet();
-        let worker = worker(&fleet, 1);
+        let mut workers = BTreeMap::new();
+        let worker = worker(&mut workers, 1);
         let (objects, key) = (Objects::default(), ObjectKey::of("file-1"));
         let maker = || objects.origin("file-1").map(|origin| origin.maker);
         objects.note(key, Origin::new(&worker, ANN));

@@ -8,12 +8,16 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 
+use crate::realtime::Tunnel;
+
 /// The body of an answer: the gateway's own, or a worker's.
 pub enum Body {
     /// All of it.
     Whole(Option<Bytes>),
     /// A worker's, as it arrives.
     Relay(Pin<Box<dyn http_body::Body<Data = Bytes, Error = io::Error> + Send>>),
+    /// The connection of a worker that has switched to another protocol.
+    Tunnel(Box<Tunnel>),
 }
 
 /// A response with a JSON body.
@@ -40,6 +44,7 @@ impl http_body::Body for Body {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => relay.as_mut().poll_frame(cx),
+            Self::Tunnel(_) => Poll::Ready(None),
         }
     }
 
@@ -47,6 +52,7 @@ impl http_body::Body for Body {
         match self {
             Self::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
             Self::Relay(relay) => relay.is_end_stream(),
+            Self::Tunnel(_) => true,
         }
     }
 
@@ -54,6 +60,7 @@ impl http_body::Body for Body {
         match self {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Relay(relay) => relay.size_hint(),
+            Self::Tunnel(_) => SizeHint::with_exact(0),
         }
     }
 }

@@ -39,13 +39,15 @@ section! {
         pub relay_threads: usize = 0, in 0..=1024;
         /// Maximum request body in bytes; larger ones get 413.
         pub max_payload_size: usize = 64 << 20;
+        /// Maximum form (`multipart/form-data`) in bytes, of which files are passed on while they arrive; larger ones get 413.
+        pub max_upload_size: u64 = 2 << 30, in 1 << 10..=1 << 50;
         /// Maximum memory of the bodies of all requests, in bytes: arriving, queued, or kept for a retry. Beyond it
         /// 503.
         pub body_memory: usize = 1 << 30, in 1 << 20..=1 << 40;
         /// Timeout of a request's head, also on an idle connection.
         #[serde(with = "humantime_serde")]
         pub header_timeout: Duration = Duration::from_secs(60), in TIME;
-        /// Timeout of a request's body.
+        /// Timeout of a request's body; of a form that is passed on while it arrives, of silence within it.
         #[serde(with = "humantime_serde")]
         pub body_timeout: Duration = Duration::from_secs(60), in TIME;
         /// Timeout of a whole request, queue included; 504 if no answer has begun by then.

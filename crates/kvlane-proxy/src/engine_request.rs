@@ -17,11 +17,20 @@ pub(super) const RANK: &str = "x-data-parallel-rank";
 /// A header field of the gateway's own in a request to an engine.
 pub(super) type Field = (&'static str, String);
 
+/// How the end of a request's body is marked.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Framing {
+    /// By its length in bytes.
+    Length(u64),
+    /// By chunked transfer coding.
+    Chunked,
+}
+
 /// The head of the request to the worker, with these fields instead of others of their names.
 pub(super) fn request_head(
     parts: &Parts,
     lease: &Lease,
-    body_len: usize,
+    framing: Framing,
     account: &Account,
     fields: &[Field],
 ) -> Vec<u8> {
@@ -77,8 +86,10 @@ pub(super) fn request_head(
     if let Some(rank) = lease.endpoint.number.filter(|_| !is_set(RANK)) {
         put(&[RANK.as_bytes(), b": ", rank.to_string().as_bytes(), b"\r\n"]);
     }
-    if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {
-        put(&[b"content-length: ", body_len.to_string().as_bytes(), b"\r\n"]);
+    match framing {
+        Framing::Chunked => put(&[b"transfer-encoding: chunked\r\n"]),
+        Framing::Length(0) if parts.method != http::Method::POST && parts.method != http::Method::PUT => {}
+        Framing::Length(length) => put(&[b"content-length: ", length.to_string().as_bytes(), b"\r\n"]),
     }
     put(&[b"\r\n"]);
     head

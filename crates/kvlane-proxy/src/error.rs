@@ -59,6 +59,12 @@ pub enum ApiError {
         /// The limit.
         limit: usize,
     },
+    /// The form is too large.
+    #[error("the form is larger than {limit} bytes: shorten it, or raise server.max_upload_size")]
+    UploadTooLarge {
+        /// The limit.
+        limit: u64,
+    },
     /// No pool serves this model.
     #[error("the model `{0}` does not exist: GET /v1/models lists the models")]
     UnknownModel(String),
@@ -173,6 +179,9 @@ pub enum ApiError {
         /// The limit.
         limit: Duration,
     },
+    /// A web page of another origin asks for a WebSocket.
+    #[error("pages of {0} may open no WebSocket here: add the origin to server.cors_allowed_origins")]
+    ForeignOrigin(String),
     /// The client is not authorized.
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -261,14 +270,14 @@ impl ApiError {
             Self::TooManyFields | Self::HeadTooLarge { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
-            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooLarge { .. } | Self::UploadTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_)
             | Self::UnknownPath(_)
             | Self::ClosedPath(_)
             | Self::UnknownObject(_)
             | Self::LostObject(_)
             | Self::NotFoundAnywhere { .. } => StatusCode::NOT_FOUND,
-            Self::NotIsolated(_) => StatusCode::FORBIDDEN,
+            Self::NotIsolated(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -308,12 +317,13 @@ impl ApiError {
         Self::BadRequest(_) | Self::BodyBroken(_) => "invalid_body",
         Self::MissingField(_) => "missing_field",
         Self::BodyTimeout(_) => "body_timeout",
-        Self::TooLarge { .. } => "body_too_large",
+        Self::TooLarge { .. } | Self::UploadTooLarge { .. } => "body_too_large",
         Self::UnknownModel(_) => "model_not_found",
         Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
         Self::UnknownObject(_) | Self::NotFoundAnywhere { .. } => "object_not_found",
         Self::LostObject(_) => "object_lost",
         Self::NotIsolated(_) => "not_isolated",
+        Self::ForeignOrigin(_) => "origin_not_allowed",
         Self::BadPath => "bad_path",
         Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
         Self::TooManyFields => "too_many_fields",
@@ -366,6 +376,7 @@ impl ApiError {
             Self::BodyBroken(_)
                 | Self::BodyTimeout(_)
                 | Self::TooLarge { .. }
+                | Self::UploadTooLarge { .. }
                 | Self::BadHead(_)
                 | Self::NoHttp(_)
                 | Self::TooManyFields

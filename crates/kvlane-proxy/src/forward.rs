@@ -39,7 +39,8 @@ use crate::renamed::{Renamed, names_model};
 use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
-use crate::{lists, seek, sidecar, split};
+use crate::streamed::Payload;
+use crate::{lists, realtime, seek, sidecar, split};
 
 /// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
 /// of `server.extra_paths`.
@@ -48,7 +49,7 @@ pub(super) async fn forward(
     upstreams: &Arc<Connections>,
     row: Option<&'static EnginePath>,
     parts: &Parts,
-    body: Bytes,
+    body: Payload,
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
@@ -56,13 +57,13 @@ pub(super) async fn forward(
     if let Some(list) = Box::pin(lists::merged(proxy, upstreams, row, parts, account)).await? {
         return Ok(list);
     }
-    Box::pin(seek::seek(proxy, upstreams, row, parts, &body)).await?;
+    Box::pin(seek::seek(proxy, upstreams, row, parts, body.first())).await?;
     let mut wait = EndpointWait::new(proxy, parts, account, deadline);
     let repeats = row.map_or(Repeats::Unsent, |row| row.repeats);
     let mut chain = Chain::default();
     loop {
-        let body = body.clone();
-        match serve(proxy, upstreams, (row, &mut chain), parts, body, account, (deadlines, deadline)).await {
+        match serve(proxy, upstreams, (row, &mut chain), parts, &body, account, (deadlines, deadline)).await {
+            Err(error) if body.is_spent() => return Err(error),
             Err(error) => {
                 if let Err(error) = chain.after(error, repeats) {
                     wait.after(error).await?;
@@ -90,7 +91,8 @@ fn copy(
         let deadlines = Deadlines::of(&proxy.settings(), path);
         let times = (deadlines, Instant::now() + deadlines.total);
         let mut chain = Chain::of_copy(model);
-        if let Ok(answer) = serve(&proxy, &upstreams, (row, &mut chain), &parts, body, &account, times).await
+        if let Ok(answer) =
+            serve(&proxy, &upstreams, (row, &mut chain), &parts, &body.into(), &account, times).await
         {
             let mut answer = answer.into_body();
             while let Some(Ok(_)) = answer.frame().await {}
@@ -105,20 +107,24 @@ async fn serve(
     upstreams: &Arc<Connections>,
     (row, chain): (Option<&'static EnginePath>, &mut Chain),
     parts: &Parts,
-    body: Bytes,
+    payload: &Payload,
     account: &Arc<Account>,
     (deadlines, deadline): (Deadlines, Instant),
 ) -> Result<Response<Body>, ApiError> {
+    let (body, upload) = (payload.first(), payload.upload());
+    realtime::check(proxy, parts)?;
     let api = row.and_then(EnginePath::api);
     let (routed, salted) = match api {
-        Some(api) => route(proxy, upstreams, (api, chain), parts, &body, account, deadline).await?,
-        None => passed::route(proxy, (row, chain), parts, &body, account, deadline)?,
+        Some(api) => route(proxy, upstreams, (api, chain), parts, body, account, deadline).await?,
+        None => passed::route(proxy, (row, chain), parts, body, account, deadline)?,
     };
-    if let Some(model) = chain.take_mirror() {
+    let switch = realtime::fields(parts);
+    // What can be sent only once, and sockets, have no copies.
+    if let Some(model) = chain.take_mirror().filter(|_| upload.is_none() && switch.is_none()) {
         let metrics = &proxy.fleet.metrics;
-        proxy.copies.send(metrics, &model, || copy(proxy, upstreams, row, parts, &body, model.clone()));
+        proxy.copies.send(metrics, &model, || copy(proxy, upstreams, row, parts, body, model.clone()));
     }
-    let body = salted.unwrap_or(body);
+    let body = salted.unwrap_or_else(|| body.clone());
     account.set_pool(&routed.served.pool, routed.alias.as_ref());
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
@@ -141,7 +147,14 @@ async fn serve(
                 return Box::pin(or_lost(&routed, upstreams, said)).await;
             }
         };
-        let sending = Sending { upstreams, parts, body: &body, account, fields: encoders };
+        let sending = Sending {
+            upstreams,
+            parts,
+            body: &body,
+            account,
+            fields: switch.as_deref().unwrap_or(encoders),
+            upload,
+        };
         let (lease, outcome) = match split_of(&mut lease, api) {
             Some((leg, how)) => Box::pin(split::answer(attempts.patience(), lease, leg, &sending, how)).await,
             None if !encoders.is_empty() => {
@@ -190,7 +203,7 @@ async fn serve(
                 encoders = &[];
             }
         }
-        if !Box::pin(attempts.go_on(upstreams)).await {
+        if payload.is_spent() || !Box::pin(attempts.go_on(upstreams)).await {
             let said =
                 attempts.said().unwrap_or_else(|| Err(no_endpoint(proxy, routed.served.name().into())));
             return Box::pin(or_lost(&routed, upstreams, said)).await;
@@ -252,6 +265,9 @@ fn relay(
     limits: Limits,
     named: Option<Box<Named>>,
 ) -> Response<Body> {
+    if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+        return realtime::tunnel(answer, lease, account, limits.idle);
+    }
     let Answer { status, headers, body, .. } = answer;
     let mut relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
     relay.named = named;

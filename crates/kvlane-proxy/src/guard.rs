@@ -175,7 +175,7 @@ fn refuse_pages(port: Port, parts: &Parts, access: Access) -> Result<(), ApiErro
 }
 
 /// The name under which the client addresses the gateway: `host[:port]`.
-fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+pub(super) fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let authority = uri.authority().map(http::uri::Authority::as_str);
     authority.or_else(|| headers.get(header::HOST)?.to_str().ok())
 }

@@ -9,6 +9,8 @@
 //! is dropped, which cancels the request at the worker. Bytes that arrive meanwhile are kept, up to a bound, as the
 //! next request.
 
+mod incoming;
+
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice, Write as _};
@@ -18,8 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use http::request::Parts;
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::{Method, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use httpdate::HttpDate;
@@ -30,11 +31,12 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::io::poll_read_buf;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use self::incoming::{Incoming, Left, PendingInput};
 use crate::body::Body;
 use crate::error::ApiError;
-use crate::head::{Framing, Head, compact, end_of_head};
+use crate::head::{Framing, Head, end_of_head};
 use crate::memory::Held;
-use crate::read::{REFUSED_BYTES_MAX, Source, make_room, room};
+use crate::read::REFUSED_BYTES_MAX;
 use crate::service::Service;
 use crate::socket::Socket;
 
@@ -84,22 +86,6 @@ struct PendingOutput {
     last: &'static [u8],
     /// The response has ended, or failed with this error.
     ended: Option<io::Result<()>>,
-}
-
-/// The body of the current request.
-struct Incoming<'a> {
-    client: &'a mut Client,
-    framing: Framing,
-    coming: &'a mut PendingInput,
-}
-
-/// What is still to come of a request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PendingInput {
-    Nothing,
-    /// The client waits for `100 Continue`.
-    Waits,
-    Body,
 }
 
 /// How the end of a response is marked.
@@ -155,15 +141,36 @@ impl Client {
             _ => PendingInput::Body,
         };
         let service = Arc::clone(&self.service);
-        let body = Incoming { client: self, framing, coming: &mut coming };
-        let received = service.receive(parts, refused, body).await;
+        let mut left = match framing {
+            Framing::Length(length) => Left::Length(length),
+            Framing::Chunked => Left::Chunks(Chunked::start()),
+        };
+        let body = Incoming { client: self, framing, left: &mut left, coming: &mut coming };
+        let mut received = service.receive(parts, refused, body).await;
+        let intake = received.take_intake();
         let mut respond = pin!(service.respond(received));
-        let answer = poll_fn(|cx| match respond.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => self.poll_gone(cx).map(|()| None),
-        });
-        let Some(answer) = answer.await else { return Ok(false) };
-        if let (PendingInput::Body, Framing::Length(left)) = (coming, framing)
+        let answer = match intake {
+            None => {
+                let answer = poll_fn(|cx| match respond.as_mut().poll(cx) {
+                    Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                    Poll::Pending => self.poll_gone(cx).map(|()| None),
+                });
+                answer.await
+            }
+            Some(intake) => {
+                let pass_on = Box::pin(self.pass_on(intake, &mut left, &mut coming));
+                tokio::select! {
+                    biased;
+                    answer = respond.as_mut() => Some(answer),
+                    () = pass_on => None,
+                }
+            }
+        };
+        let Some(answer) = answer else { return Ok(false) };
+        if matches!(answer.body(), Body::Tunnel(_)) {
+            return Box::pin(self.switch(answer, version)).await;
+        }
+        if let (PendingInput::Body, Left::Length(left)) = (coming, left)
             && keeps_alive
             && left <= self.buffer.len() as u64
         {
@@ -263,83 +270,17 @@ impl Client {
         poll_read_buf(Pin::new(&mut self.socket), cx, &mut self.buffer)
     }
 
-    /// The whole body of a request with this length.
-    async fn body(
-        &mut self,
-        length: u64,
-        parts: &mut Parts,
-        limit: usize,
-        held: &mut Held,
-        coming: &mut PendingInput,
-    ) -> Result<Bytes, ApiError> {
-        let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limit) else {
-            return Err(ApiError::TooLarge { limit });
-        };
-        if self.buffer.len() >= length || self.buffer.capacity() >= length {
-            while self.buffer.len() < length {
-                room(held, self.buffer.len())?;
-                self.go_ahead(coming).await?;
-                come(poll_fn(|cx| self.poll_fill(cx)).await)?;
-            }
-            room(held, length)?;
-            return Ok(self.buffer.split_to(length).freeze());
+    /// Switches protocols together with the engine, and serves the connection to its end.
+    async fn switch(&mut self, answer: Response<Body>, version: Version) -> io::Result<bool> {
+        let (parts, body) = answer.into_parts();
+        let (end, mut nothing) =
+            self.begin(Response::from_parts(parts, Body::Whole(None)), false, version, false);
+        poll_fn(|cx| self.poll_answer(cx, &mut nothing, end)).await?;
+        if let Body::Tunnel(tunnel) = body {
+            tunnel.run(&mut self.socket, self.buffer.split().freeze()).await;
         }
-        compact(parts);
-        let begun = std::mem::take(&mut self.buffer);
-        let mut whole = BytesMut::new();
-        make_room(&mut whole, begun.len(), length, held)?;
-        whole.extend_from_slice(&begun);
-        drop(begun);
-        while whole.len() < length {
-            self.go_ahead(coming).await?;
-            make_room(&mut whole, 1, length, held)?;
-            let left = length - whole.len();
-            let mut rest = (&mut whole).limit(left);
-            come(poll_fn(|cx| poll_read_buf(Pin::new(&mut self.socket), cx, &mut rest)).await)?;
-        }
-        Ok(whole.freeze())
-    }
-
-    /// The whole body of a chunked request.
-    async fn chunks(
-        &mut self,
-        parts: &mut Parts,
-        limit: usize,
-        held: &mut Held,
-        coming: &mut PendingInput,
-    ) -> Result<Bytes, ApiError> {
-        compact(parts);
-        let (mut chunked, mut whole) = (Chunked::start(), BytesMut::new());
-        loop {
-            let decoded = chunked.decode(&mut self.buffer);
-            let (read, data) = decoded.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
-            if whole.len() + data > limit {
-                return Err(ApiError::TooLarge { limit });
-            }
-            make_room(&mut whole, data, limit, held)?;
-            whole.extend_from_slice(&self.buffer[..data]);
-            self.buffer.advance(read);
-            if chunked.is_done() {
-                return Ok(whole.freeze());
-            }
-            self.buffer = BytesMut::new();
-            self.go_ahead(coming).await?;
-            come(poll_fn(|cx| self.poll_fill(cx)).await)?;
-        }
-    }
-
-    /// Sends `100 Continue` to a client that waits for it.
-    async fn go_ahead(&mut self, coming: &mut PendingInput) -> Result<(), ApiError> {
-        if *coming == PendingInput::Waits {
-            *coming = PendingInput::Body;
-            self.out.flat.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
-            while !self.out.is_empty() {
-                let written = poll_fn(|cx| self.out.poll_write(&mut self.socket, cx)).await;
-                written.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
-            }
-            let _ = poll_fn(|cx| Pin::new(&mut self.socket).poll_flush(cx)).await;
-        }
-        Ok(())
+        self.leave(PendingInput::Nothing).await;
+        Ok(false)
     }
 
     /// Watches the client while it is being answered: ready when it has disconnected.
@@ -398,6 +339,9 @@ impl Client {
             _ => {}
         }
         match (stays, version) {
+            _ if status == StatusCode::SWITCHING_PROTOCOLS => {
+                put(out, &[b"connection: upgrade\r\nupgrade: websocket\r\n"])
+            }
             (false, _) => put(out, &[b"connection: close\r\n"]),
             (true, Version::HTTP_10) => put(out, &[b"connection: keep-alive\r\n"]),
             (true, _) => {}
@@ -476,30 +420,6 @@ impl Client {
             _ = timeout(LINGER, throw_away) => {}
             () = &mut self.stopped => {}
         }
-    }
-}
-
-// === impl Incoming ===
-
-impl Source for Incoming<'_> {
-    async fn whole(self, parts: &mut Parts, limit: usize, held: &mut Held) -> Result<Bytes, ApiError> {
-        let Self { client, framing, coming } = self;
-        let whole = match framing {
-            Framing::Length(length) => client.body(length, parts, limit, held, coming).await?,
-            Framing::Chunked => client.chunks(parts, limit, held, coming).await?,
-        };
-        *coming = PendingInput::Nothing;
-        client.held.release();
-        Ok(whole)
-    }
-}
-
-/// Whether more of a body has arrived.
-fn come(read: io::Result<usize>) -> Result<(), ApiError> {
-    match read {
-        Ok(0) => Err(ApiError::BodyBroken("the client closed the connection".into())),
-        Ok(_) => Ok(()),
-        Err(error) => Err(ApiError::BodyBroken(error.to_string())),
     }
 }
 

@@ -12,14 +12,16 @@ use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use kvlane_fleet::metrics::Hedged;
-use kvlane_http::connections::{Answer, Connections, UpstreamError};
+use kvlane_http::connections::{Answer, Connections, Upload, UpstreamError};
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
-use crate::engine_request::{Field, request_head};
+use crate::engine_request::{Field, Framing, request_head};
 use crate::lease::Lease;
+use crate::realtime;
 
 /// Most requests to the scheduler for a second endpoint.
 const ASKED_MAX: u32 = 8;
@@ -32,6 +34,8 @@ pub(super) struct Sending<'a> {
     pub(super) account: &'a Account,
     /// Header fields of its own, instead of others of their names.
     pub(super) fields: &'a [Field],
+    /// The body in its place, if it is sent while it arrives.
+    pub(super) upload: Option<&'a Mutex<Upload>>,
 }
 
 /// The outcome of two copies.
@@ -47,10 +51,26 @@ struct Race {
 
 impl Sending<'_> {
     pub(super) async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
-        let head = request_head(self.parts, lease, self.body.len(), self.account, self.fields);
-        self.upstreams
-            .send(&lease.worker.upstream, &self.parts.method, &head, self.body, || lease.sent())
-            .await
+        let (upstream, method, sending) = (&lease.worker.upstream, &self.parts.method, || lease.sent());
+        if let Some(upload) = self.upload {
+            return Box::pin(self.send_upload(upload, lease)).await;
+        }
+        let framing = Framing::Length(self.body.len() as u64);
+        let head = request_head(self.parts, lease, framing, self.account, self.fields);
+        if realtime::asks_to_switch(self.parts) {
+            return self.upstreams.send_switching(upstream, method, &head, sending).await;
+        }
+        self.upstreams.send(upstream, method, &head, self.body, sending).await
+    }
+
+    async fn send_upload(&self, upload: &Mutex<Upload>, lease: &Lease) -> Result<Answer, UpstreamError> {
+        let mut upload = upload.lock().await;
+        let framing = upload.length().map_or(Framing::Chunked, Framing::Length);
+        let head = request_head(self.parts, lease, framing, self.account, self.fields);
+        let (upstream, method) = (&lease.worker.upstream, &self.parts.method);
+        lease.expects_nothing();
+        let written = || lease.expects_progress();
+        self.upstreams.send_upload(upstream, method, &head, (&mut upload, &written), || lease.sent()).await
     }
 }
 

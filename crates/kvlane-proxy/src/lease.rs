@@ -53,6 +53,8 @@ pub struct Lease {
     before: Option<u64>,
     /// Its answer is not seen.
     passes_by: bool,
+    /// Nothing is expected of its engine: its client is to go on.
+    idles: AtomicBool,
     /// For a request that is split: its prefill leg, until its blocks have arrived.
     leg: Option<Box<Lease>>,
     /// For a prefill leg: when its prompt was computed, if that is seen.
@@ -100,6 +102,7 @@ impl Lease {
             untold: 0,
             before: None,
             passes_by: false,
+            idles: AtomicBool::new(false),
             leg: None,
             prefilled: None,
             prefill_usage: None,
@@ -238,10 +241,26 @@ impl Lease {
         if std::mem::replace(&mut self.passes_by, true) {
             return;
         }
-        self.endpoint.vitals.leave();
+        if !self.idles.load(Ordering::Relaxed) {
+            self.endpoint.vitals.leave();
+        }
         if let Some(charge) = &self.charge {
             let usual = self.pool.router.read(|scheduler| scheduler.usual_output_tokens());
             charge.note(None, usual as u64);
+        }
+    }
+
+    /// The client is to go on: silence of the engine is no sign of a stall.
+    pub(crate) fn expects_nothing(&self) {
+        if !self.passes_by && !self.idles.swap(true, Ordering::Relaxed) {
+            self.endpoint.vitals.leave();
+        }
+    }
+
+    /// The engine is to go on.
+    pub(crate) fn expects_progress(&self) {
+        if !self.passes_by && self.idles.swap(false, Ordering::Relaxed) {
+            self.endpoint.vitals.arrive(self.proxy.fleet.clock.now());
         }
     }
 
@@ -437,7 +456,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let (request, count) = (self.request, self.untold);
-        if !self.passes_by {
+        if !self.passes_by && !self.idles.load(Ordering::Relaxed) {
             self.endpoint.vitals.leave();
         }
         let untold = (count > 0).then_some(Input::Tokens { request, count });

@@ -47,6 +47,7 @@ pub mod place;
 mod placement_headers;
 pub mod proxy;
 mod read;
+mod realtime;
 pub mod relay;
 mod renamed;
 mod resume;
@@ -59,6 +60,7 @@ pub mod settings;
 mod sidecar;
 mod socket;
 mod split;
+mod streamed;
 #[cfg(test)]
 mod testing;
 pub mod timeline;

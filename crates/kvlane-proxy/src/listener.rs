@@ -145,8 +145,13 @@ impl Listener {
             async move {
                 let (parts, mut body) = request.into_parts();
                 let strict = guard::is_strict(&parts);
-                let received = listener.service.receive(parts, strict, &mut body).await;
-                Ok::<_, Infallible>(listener.service.respond(received).await)
+                let mut received = listener.service.receive(parts, strict, &mut body).await;
+                let intake = received.take_intake();
+                let answer = listener.service.respond(received);
+                Ok::<_, Infallible>(match intake {
+                    None => answer.await,
+                    Some(intake) => Box::pin(intake.pass_on_beside(&mut body, answer)).await,
+                })
             }
         });
         let mut builder = http2::Builder::new(Streams { stream_max });

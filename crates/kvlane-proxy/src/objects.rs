@@ -45,7 +45,7 @@ pub(super) fn addressed(
 ) -> Result<Option<Kept>, ApiError> {
     let Some(origin) = origin(proxy, id, attributes, isolates)? else { return Ok(None) };
     let lost = |left| Lost { id: short(id), worker: (!isolates).then(|| Arc::clone(&origin.url)), left };
-    let (worker, doubted) = match origin.keeper(&proxy.fleet) {
+    let (worker, doubted) = match origin.keeper(&proxy.fleet.workers()) {
         Keeper::There(worker) => (worker, false),
         Keeper::Restarted(worker) => (worker, true),
         Keeper::Left => return Err(ApiError::LostObject(lost(true))),

@@ -12,9 +12,9 @@ use kvlane_core::request::RequestKey;
 use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::WorkerId;
 use kvlane_wire::api::{EnginePath, Keeps, Repeats};
+use kvlane_wire::multipart::{FieldScanner, Search, boundary};
 use kvlane_wire::openai::ParseError;
 use kvlane_wire::server_timing::Stage;
-use memchr::memmem;
 use percent_encoding::percent_decode_str;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
@@ -32,8 +32,6 @@ use crate::salt::salted;
 
 /// Where a batch is made of a file.
 const BATCHES: &str = "/v1/batches";
-/// Longest model name in a form.
-const MODEL_BYTES_MAX: usize = 1024;
 
 /// Finds the pool, and the body to send if it differs from the client's. `row` is none for a path of
 /// `server.extra_paths`.
@@ -143,7 +141,7 @@ fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
 /// The model that a request names in its JSON body, its form or its query.
 pub(super) fn named<'a>(parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
     let kind = || parts.headers.get(header::CONTENT_TYPE)?.to_str().ok();
-    in_json(body).or_else(|| in_form(kind()?, body)).or_else(|| in_query(parts.uri.query()?))
+    in_json(body).or_else(|| in_form(kind()?, body).map(Cow::Owned)).or_else(|| in_query(parts.uri.query()?))
 }
 
 fn in_json(body: &[u8]) -> Option<Cow<'_, str>> {
@@ -162,30 +160,12 @@ fn in_query(query: &str) -> Option<Cow<'_, str>> {
     Some(percent_decode_str(value).decode_utf8_lossy()).filter(|model| !model.is_empty())
 }
 
-/// The field `model` of a form (RFC 7578).
-fn in_form<'a>(content_type: &str, body: &'a [u8]) -> Option<Cow<'a, str>> {
-    let (kind, parameters) = content_type.split_once(';')?;
-    if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
-        return None;
+/// The field `model` of a form, of which this is at least the beginning.
+fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
+    match FieldScanner::new(&boundary(content_type)?, "model").push(body) {
+        Search::Found(model) => Some(model.to_owned()),
+        Search::More | Search::Missing => None,
     }
-    let boundary = parameters.split(';').find_map(|parameter| {
-        let (name, value) = parameter.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"'))
-    })?;
-    if boundary.is_empty() {
-        return None;
-    }
-    let delimiter = format!("--{boundary}");
-    let finder = memmem::Finder::new(&delimiter);
-    let starts: Vec<usize> = finder.find_iter(body).map(|at| at + delimiter.len()).collect();
-    starts.iter().enumerate().find_map(|(part, &start)| {
-        let end = starts.get(part + 1).map_or(body.len(), |next| next - delimiter.len());
-        let part = body.get(start..end)?;
-        let head = memmem::find(part, b"\r\n\r\n")?;
-        let is_model = memmem::find(&part[..head], b"name=\"model\"").is_some();
-        let value = part[head..].trim_ascii();
-        (is_model && value.len() <= MODEL_BYTES_MAX).then(|| str::from_utf8(value).ok().map(Cow::Borrowed))?
-    })
 }
 
 /// The `cache_salt` of a body.
@@ -203,25 +183,6 @@ fn cache_salt(body: &[u8]) -> Result<Option<String>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_form_names_its_model() {
-        let form = "--xx\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\
-            bytes name=\"model\"\r\n\r\nnot this\r\n--xx\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\n\
-            whisper\r\n--xx--\r\n";
-        let kind = "multipart/form-data; charset=utf-8; boundary=\"xx\"";
-        assert_eq!(in_form(kind, form.as_bytes()).as_deref(), Some("whisper"));
-        for (kind, form) in [
-            ("multipart/form-data", form),
-            ("text/plain; boundary=xx", form),
-            ("multipart/form-data; boundary=yy", form),
-            ("multipart/form-data; boundary=xx", "--xx"),
-            ("multipart/form-data; boundary=xx", "--xx\r\nname=\"model\"--xx\r\n"),
-            ("multipart/form-data; boundary=", form),
-        ] {
-            assert_eq!(in_form(kind, form.as_bytes()), None, "{kind}: {form}");
-        }
-    }
 
     #[test]
     fn a_query_names_its_model() {

@@ -1,4 +1,4 @@
-//! Reads a request body whole, within its limits of size and time.
+//! Reads a request body whole, within its limits of size and time; or its beginning, if it is a large form.
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
@@ -11,6 +11,7 @@ use crate::deadlines::Deadlines;
 use crate::error::ApiError;
 use crate::memory::Held;
 use crate::proxy::Proxy;
+use crate::streamed::{Beginning, Limits};
 
 /// Smallest buffer for a body that does not arrive at once.
 const ROOM_MIN: usize = 1 << 10;
@@ -27,6 +28,29 @@ pub(super) trait Source: Send {
         limit: usize,
         held: &mut Held,
     ) -> impl Future<Output = Result<Bytes, ApiError>> + Send;
+
+    /// The beginning of a form, which ends once `begun` says that it is enough; or all of it, as here.
+    fn begin(
+        self,
+        parts: &mut Parts,
+        begun: &mut Beginning,
+        limits: &Limits,
+        held: &mut Held,
+    ) -> impl Future<Output = Result<Begun, ApiError>> + Send
+    where
+        Self: Sized,
+    {
+        let _ = begun;
+        async { self.whole(parts, limits.payload_bytes, held).await.map(Begun::Whole) }
+    }
+}
+
+/// A form that has begun to arrive.
+pub(super) enum Begun {
+    /// All of it.
+    Whole(Bytes),
+    /// Its beginning, and the length of the whole if it is known.
+    Part(Bytes, Option<u64>),
 }
 
 /// The body of a request, in one piece.
@@ -77,6 +101,39 @@ impl Source for &mut Incoming {
         }
         read
     }
+
+    async fn begin(
+        self,
+        _: &mut Parts,
+        begun: &mut Beginning,
+        limits: &Limits,
+        held: &mut Held,
+    ) -> Result<Begun, ApiError> {
+        let length = self.size_hint().exact();
+        if length.is_some_and(|length| length > limits.upload_bytes) {
+            throw_away(self).await;
+            return Err(ApiError::UploadTooLarge { limit: limits.upload_bytes });
+        }
+        let (most, mut first) = (limits.most_held(length), BytesMut::new());
+        while !self.is_end_stream() {
+            if begun.is_enough(first.len(), length, limits) {
+                return Ok(Begun::Part(first.freeze(), length));
+            }
+            let Some(piece) = piece(self).await? else { break };
+            // A frame is not cut: it may exceed what is held by its own length.
+            make_room(&mut first, piece.len(), most, held)?;
+            begun.push(&piece);
+            first.extend_from_slice(&piece);
+        }
+        Ok(Begun::Whole(first.freeze()))
+    }
+}
+
+/// The next data of the body of an HTTP/2 stream; none at its end.
+pub(super) async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, ApiError> {
+    let Some(frame) = body.frame().await else { return Ok(None) };
+    let frame = frame.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
+    Ok(Some(frame.into_data().unwrap_or_default()))
 }
 
 async fn collect(limit: usize, held: &mut Held, body: &mut Incoming) -> Result<Bytes, ApiError> {
@@ -86,9 +143,7 @@ async fn collect(limit: usize, held: &mut Held, body: &mut Incoming) -> Result<B
     }
     let most = announced.map_or(limit, |len| len as usize);
     let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
-        let piece = frame.into_data().unwrap_or_default();
+    while let Some(piece) = piece(body).await? {
         if whole.len() + piece.len() > limit {
             return Err(ApiError::TooLarge { limit });
         }

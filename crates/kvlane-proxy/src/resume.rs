@@ -30,7 +30,7 @@ use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
 use crate::deadlines::Deadlines;
-use crate::engine_request::request_head;
+use crate::engine_request::{Framing, request_head};
 use crate::lease::Lease;
 use crate::proxy::Proxy;
 use crate::relay::{BreakCause, Relay, Watch, is_event_stream};
@@ -167,7 +167,7 @@ impl Asked {
         loop {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(written);
-            let head = request_head(&parts, &lease, body.len(), &self.account, &[]);
+            let head = request_head(&parts, &lease, Framing::Length(body.len() as u64), &self.account, &[]);
             let sent = upstreams.send(&lease.worker.upstream, &parts.method, &head, body, || lease.sent());
             match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => {

@@ -22,6 +22,7 @@ use crate::own_api::{OwnApi, OwnRequest, Port};
 use crate::paths;
 use crate::proxy::Proxy;
 use crate::read::{self, Source};
+use crate::streamed::{self, Intake, Payload};
 
 /// A request that has been received.
 pub(crate) struct Received {
@@ -29,9 +30,18 @@ pub(crate) struct Received {
     pub(crate) error_format: ErrorFormat,
     pub(crate) account: Arc<Account>,
     /// Its purpose and body, or why it is rejected.
-    pub(crate) read: Result<(Purpose, Bytes), ApiError>,
+    pub(crate) read: Result<(Purpose, Payload), ApiError>,
     /// The memory that its head takes, if it is large.
     pub(crate) held: Held,
+}
+
+// === impl Received ===
+
+impl Received {
+    /// Takes the end of the pipe where the rest of the body is to be put in, if there is one.
+    pub(crate) fn take_intake(&mut self) -> Option<Intake> {
+        self.read.as_mut().ok().and_then(|(_, body)| body.take_intake())
+    }
 }
 
 /// What answers the requests of one relay thread.
@@ -88,7 +98,7 @@ impl Service {
         purpose: Purpose,
         body: impl Source,
         account: &Account,
-    ) -> Result<(Purpose, Bytes), ApiError> {
+    ) -> Result<(Purpose, Payload), ApiError> {
         guard::admit(&self.proxy, self.port, parts, purpose)?;
         if guard::keeps_apart(&self.proxy, self.port, parts) {
             account.keep_apart();
@@ -99,9 +109,12 @@ impl Service {
             return Err(ApiError::WrongMethod { method, path: parts.uri.path().into(), allow });
         }
         let body = match purpose {
-            Purpose::Options(_) => Bytes::new(),
-            Purpose::Own if !paths::takes_body(parts) => Bytes::new(),
-            _ => read::body(&self.proxy, parts, body).await?,
+            Purpose::Options(_) => Bytes::new().into(),
+            Purpose::Own if !paths::takes_body(parts) => Bytes::new().into(),
+            _ => match streamed::boundary(purpose, parts) {
+                Some(boundary) => Box::pin(streamed::begin(&self.proxy, parts, body, &boundary)).await?,
+                None => read::body(&self.proxy, parts, body).await?.into(),
+            },
         };
         Ok((purpose, body))
     }
@@ -118,7 +131,14 @@ impl Service {
             .then(|| cors::Asked::of(&self.proxy.settings(), &parts));
         let answered = match read {
             // Boxed, so that a connection whose request is still arriving takes little memory.
-            Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
+            Ok((purpose, mut body)) => {
+                let fault = body.take_fault();
+                let answered = Box::pin(self.dispatch(&parts, purpose, body, &account));
+                match fault {
+                    None => answered.await,
+                    Some(fault) => fault.or(answered).await,
+                }
+            }
             Err(error) => Err(error),
         };
         let mut response = match answered {
@@ -167,7 +187,7 @@ impl Service {
         &self,
         parts: &Parts,
         purpose: Purpose,
-        body: Bytes,
+        body: Payload,
         account: &Arc<Account>,
     ) -> Result<Response<Body>, ApiError> {
         if let Purpose::Options(methods) = purpose {
@@ -175,7 +195,8 @@ impl Service {
         }
         if matches!(purpose, Purpose::Own) {
             let (port, shows_workers) = (self.port, guard::shows_workers(&self.proxy, self.port, parts));
-            let answered = self.own.answer(OwnRequest { parts, body: &body, port, shows_workers }).await?;
+            let answered =
+                self.own.answer(OwnRequest { parts, body: body.first(), port, shows_workers }).await?;
             let path = || parts.uri.path().chars().take(200).collect();
             return answered.ok_or_else(|| ApiError::UnknownPath(path()));
         }

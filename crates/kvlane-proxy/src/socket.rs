@@ -5,11 +5,11 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 use kvlane_http::tls::Stream;
@@ -34,6 +34,16 @@ impl Socket {
         match &self.stream {
             Stream::Plain(stream) => stream.poll_read_ready(cx),
             Stream::Tls(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Whether the client has closed its side, even if bytes that it sent before are still unread.
+    pub(super) fn has_left(&self) -> bool {
+        let ready = pin!(self.stream.tcp().ready(Interest::READABLE));
+        match ready.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(ready)) => ready.is_read_closed(),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
         }
     }
 

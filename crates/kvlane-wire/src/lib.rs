@@ -4,6 +4,7 @@
 //!
 //! - [`api`]: every path of the engines, with what routing needs to know of it.
 //! - [`openai`]: a request body to a parsed request and a rendered prompt.
+//! - [`multipart`]: a form to the value of one field.
 //! - [`disaggregation`]: a request's body to those of its two legs.
 //! - [`sse`]: a stream of server-sent events to token counts; [`resume`] continues it when its engine dies.
 //! - [`engine`]: a metrics page to a load report; [`models`]: a model list to its entries.
@@ -27,6 +28,7 @@ pub mod kv;
 pub mod mistake;
 pub mod models;
 pub mod msgpack;
+pub mod multipart;
 pub mod openai;
 pub mod otlp;
 pub mod prometheus;

@@ -191,6 +191,17 @@ impl Client {
         }
     }
 
+    /// Reads this many bytes as they come.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub async fn read_exact(&mut self, count: usize) -> Vec<u8> {
+        while self.buffer.len() < count {
+            assert!(self.fill().await.expect("the connection is there"), "it ended after {:?}", self.buffer);
+        }
+        self.buffer.split_to(count).to_vec()
+    }
+
     /// Waits until the gateway closes the connection, and returns the bytes it sent before.
     pub async fn closed(&mut self) -> Vec<u8> {
         while self.fill().await.unwrap_or(false) {}

@@ -44,7 +44,7 @@ struct Shared {
     healthy: AtomicBool,
     /// The key that the gateway's own queries need, except health probes; without it they are answered 401.
     key: Mutex<Option<String>>,
-    /// Hands calls over after the head, with the body unread.
+    /// Hands calls over after the head, with the rest of the body unread.
     heads_only: AtomicBool,
     connections: AtomicUsize,
     probes: AtomicUsize,
@@ -181,7 +181,7 @@ impl FakeEngine {
         *self.shared.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(key.into());
     }
 
-    /// From now on hands a request over after its head, and leaves its body unread.
+    /// From now on hands a request over after its head, with as much of the body as came with it; the rest is left unread.
     pub fn read_heads_only(&self) {
         self.shared.heads_only.store(true, Ordering::Relaxed);
     }
@@ -314,11 +314,11 @@ impl Shared {
             }
         };
         let head = String::from_utf8_lossy(&buffer.split_to(end)).into_owned();
+        if self.heads_only.load(Ordering::Relaxed) {
+            return Some((head, buffer.split().to_vec()));
+        }
         let length = field(&head, "content-length").map_or(0, |length| length.parse().expect("a length"));
         assert_eq!(field(&head, "transfer-encoding"), None, "the gateway sends bodies whole");
-        if self.heads_only.load(Ordering::Relaxed) {
-            return Some((head, Vec::new()));
-        }
         while buffer.len() < length {
             if stream.read_buf(buffer).await.unwrap_or(0) == 0 {
                 return None;
@@ -415,6 +415,24 @@ impl Call {
     /// Sends these bytes for as long as the gateway accepts them; returns whether it accepted all.
     pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
         soon("room to write", self.stream.write_all(bytes)).await.is_ok()
+    }
+
+    /// Reads some bytes of what follows the head, where engines read heads only; none at the end.
+    pub async fn read(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; 64 << 10];
+        let read = soon("bytes from the gateway", self.stream.read(&mut bytes)).await.unwrap_or(0);
+        bytes.truncate(read);
+        bytes
+    }
+
+    /// Reads this many bytes of what follows the head, where engines read heads only.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub async fn read_exact(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        soon("bytes from the gateway", self.stream.read_exact(&mut bytes)).await.expect("so many");
+        bytes
     }
 
     /// Sends a JSON response; the connection stays open.

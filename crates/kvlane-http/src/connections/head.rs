@@ -92,10 +92,8 @@ pub(super) fn parse_head(
     };
     let status =
         parsed.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or_else(|| garbage("no status"))?;
-    if status.is_informational() {
-        if status == StatusCode::SWITCHING_PROTOCOLS {
-            return Err(garbage("it switches protocols"));
-        }
+    let switches = status == StatusCode::SWITCHING_PROTOCOLS;
+    if status.is_informational() && !switches {
         return Ok(Some((len, None)));
     }
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 4);
@@ -138,6 +136,7 @@ pub(super) fn parse_head(
     let bodiless =
         method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
     let framing = match (bodiless, codings, length) {
+        _ if switches => Framing::UntilClose,
         (true, ..) => Framing::Done,
         (_, 1, None) if chunked => Framing::Chunked(Chunked::start()),
         (_, 0, Some(0)) => Framing::Done,

@@ -12,11 +12,13 @@ mod error;
 mod head;
 #[cfg(feature = "testing")]
 pub mod pieces;
+pub mod upload;
 mod watch;
+mod write;
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -25,7 +27,7 @@ use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http::header::HeaderMap;
 use http::{Method, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
@@ -34,6 +36,8 @@ pub use self::config::ConnectionsConfig;
 pub use self::error::UpstreamError;
 pub use self::head::is_hop_by_hop;
 use self::head::{Framing, Head, read_head};
+pub use self::upload::Upload;
+use self::write::write_all;
 use crate::address::Address;
 use crate::tls::{Stream, ToWorkers};
 use crate::upstream::{Upstream, UpstreamId};
@@ -81,6 +85,14 @@ pub struct AnswerBody {
     upstream: UpstreamId,
 }
 
+/// A connection that the upstream has switched to another protocol.
+pub struct Switched {
+    /// The connection.
+    pub stream: Stream,
+    /// Bytes of that protocol that arrived with the response's head.
+    pub ahead: Bytes,
+}
+
 // === impl Connections ===
 
 impl Connections {
@@ -116,9 +128,50 @@ impl Connections {
         body: &Bytes,
         sending: impl Fn(),
     ) -> Result<Answer, UpstreamError> {
+        self.send_payload(upstream, method, head, Payload::Whole(body), sending).await
+    }
+
+    /// Like [`Connections::send`], with a body that is sent while it arrives; calls `written` once all of it is sent.
+    ///
+    /// # Errors
+    /// Why there is no response.
+    pub async fn send_upload(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        method: &Method,
+        head: &[u8],
+        (upload, written): (&mut Upload, &(dyn Fn() + Sync)),
+        sending: impl Fn(),
+    ) -> Result<Answer, UpstreamError> {
+        self.send_payload(upstream, method, head, Payload::Upload(upload, written), sending).await
+    }
+
+    /// Like [`Connections::send`], without a body, for a head that asks for another protocol. Its response may be 101: then
+    /// its body is the connection, see [`AnswerBody::switch`].
+    ///
+    /// # Errors
+    /// Why there is no response.
+    pub async fn send_switching(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        method: &Method,
+        head: &[u8],
+        sending: impl Fn(),
+    ) -> Result<Answer, UpstreamError> {
+        self.send_payload(upstream, method, head, Payload::Switch, sending).await
+    }
+
+    async fn send_payload(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        method: &Method,
+        head: &[u8],
+        mut payload: Payload<'_>,
+        sending: impl Fn(),
+    ) -> Result<Answer, UpstreamError> {
         if let Some(stream) = self.take_idle(upstream.id) {
             sending();
-            match self.exchange(stream, upstream.id, method, head, body).await {
+            match self.exchange(stream, upstream.id, method, head, &mut payload).await {
                 Err(UpstreamError::Stale(_)) => {}
                 answered => return answered,
             }
@@ -126,7 +179,7 @@ impl Connections {
         // Boxed: connecting is rare, and its future is much larger than the rest.
         let stream = Box::pin(self.connect_in_time(upstream)).await?;
         sending();
-        self.exchange(stream, upstream.id, method, head, body).await
+        self.exchange(stream, upstream.id, method, head, &mut payload).await
     }
 
     async fn connect_in_time(&self, upstream: &Upstream) -> Result<Stream, UpstreamError> {
@@ -163,19 +216,22 @@ impl Connections {
         upstream: UpstreamId,
         method: &Method,
         head: &[u8],
-        body: &Bytes,
+        payload: &mut Payload<'_>,
     ) -> Result<Answer, UpstreamError> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
         let Exchange { head, whole, sent } = match &mut stream {
             Stream::Plain(stream) => {
                 let (mut reader, mut writer) = stream.split();
-                converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
+                converse(&mut reader, &mut writer, &mut buffer, method, head, payload).await?
             }
             Stream::Tls(stream) => {
                 let (mut reader, mut writer) = tokio::io::split(&mut **stream);
-                Box::pin(converse(&mut reader, &mut writer, &mut buffer, method, head, body)).await?
+                Box::pin(converse(&mut reader, &mut writer, &mut buffer, method, head, payload)).await?
             }
         };
+        if head.status == StatusCode::SWITCHING_PROTOCOLS && !matches!(payload, Payload::Switch) {
+            return Err(UpstreamError::Garbage("it switches protocols".into()));
+        }
         let body = AnswerBody {
             stream: Some(stream),
             buffer,
@@ -235,6 +291,11 @@ impl AnswerBody {
     /// Closes the connection, so that the upstream stops sending.
     pub fn close(&mut self) {
         self.stream = None;
+    }
+
+    /// The connection of a 101 response.
+    pub fn switch(self) -> Option<Switched> {
+        Some(Switched { stream: self.stream?, ahead: self.buffer.freeze() })
     }
 
     /// Whether the whole body has been returned.
@@ -355,6 +416,35 @@ impl AnswerBody {
     }
 }
 
+/// The body of a request.
+enum Payload<'a> {
+    Whole(&'a Bytes),
+    Upload(&'a mut Upload, &'a (dyn Fn() + Sync)),
+    /// None: another protocol is asked for.
+    Switch,
+}
+
+// === impl Payload ===
+
+impl Payload<'_> {
+    /// Sends head and body. Sets `taken` when the socket accepts the first byte.
+    async fn write(
+        &mut self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        head: &[u8],
+        taken: &mut bool,
+    ) -> io::Result<()> {
+        match self {
+            Self::Whole(body) => write_all(stream, head, body, taken).await,
+            Self::Switch => write_all(stream, head, &[], taken).await,
+            // Boxed: it is rare, and larger than the rest.
+            Self::Upload(upload, written) => {
+                Box::pin(upload.write(stream, head, taken)).await.inspect(|()| written())
+            }
+        }
+    }
+}
+
 /// The outcome of a request on one connection.
 struct Exchange {
     head: Head,
@@ -371,13 +461,13 @@ async fn converse(
     buffer: &mut BytesMut,
     method: &Method,
     head: &[u8],
-    body: &[u8],
+    payload: &mut Payload<'_>,
 ) -> Result<Exchange, UpstreamError> {
     // A server may reject a large body before reading all of it: so the response is read while the socket accepts no more.
     // Usually the socket accepts everything at once.
     let mut taken = false;
     let came = {
-        let mut writing = std::pin::pin!(write_all(writer, head, body, &mut taken));
+        let mut writing = std::pin::pin!(payload.write(writer, head, &mut taken));
         tokio::select! {
             biased;
             written = writing.as_mut() => Sent::Ended(written),
@@ -402,25 +492,4 @@ async fn converse(
 enum Sent {
     Ended(io::Result<()>),
     Answered(Result<Head, UpstreamError>),
-}
-
-/// Writes head and body with as few calls as possible. Sets `taken` when the socket accepts the first byte.
-async fn write_all(
-    stream: &mut (impl AsyncWrite + Unpin),
-    head: &[u8],
-    body: &[u8],
-    taken: &mut bool,
-) -> io::Result<()> {
-    let mut written = 0;
-    while written < head.len() {
-        let slices = [IoSlice::new(&head[written..]), IoSlice::new(body)];
-        match stream.write_vectored(&slices).await? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            n => written += n,
-        }
-        *taken = true;
-    }
-    stream.write_all(&body[written - head.len()..]).await?;
-    // TLS may still buffer what was written.
-    stream.flush().await
 }

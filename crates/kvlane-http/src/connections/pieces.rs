@@ -19,6 +19,9 @@ pub fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>
             None => buffer.extend_from_slice(pieces.next()?),
         }
     };
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return None;
+    }
     let mut body = AnswerBody {
         stream: None,
         buffer,

@@ -5,9 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsStream;
 
 use super::{Connections, Idle};
 use crate::tls::Stream;
@@ -32,7 +30,7 @@ impl Connections {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&upstream).and_then(Vec::pop);
         let mut watched = Watched { home: self, upstream, idle: newest };
         let Some(Idle { stream, .. }) = &mut watched.idle else { return pending().await };
-        while socket(stream).readable().await.is_ok() && stream.is_silent() {}
+        while stream.tcp().readable().await.is_ok() && stream.is_silent() {}
         watched.idle = None;
     }
 
@@ -60,15 +58,5 @@ impl Drop for Watched<'_> {
             let mut all = self.home.idle.lock().unwrap_or_else(PoisonError::into_inner);
             all.entry(self.upstream).or_default().push(idle);
         }
-    }
-}
-
-fn socket(stream: &Stream) -> &TcpStream {
-    match stream {
-        Stream::Plain(socket) => socket,
-        Stream::Tls(stream) => match &**stream {
-            TlsStream::Client(client) => client.get_ref().0,
-            TlsStream::Server(server) => server.get_ref().0,
-        },
     }
 }

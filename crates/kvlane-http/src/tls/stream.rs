@@ -31,6 +31,14 @@ macro_rules! either {
 // === impl Stream ===
 
 impl Stream {
+    /// The socket below.
+    pub fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
     /// As [`Stream::is_silent`], by the runtime's readiness, which is updated when the runtime polls for events.
     pub fn seems_silent(&self) -> bool {
         let Self::Plain(socket) = self else { return false };

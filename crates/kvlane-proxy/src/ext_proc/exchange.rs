@@ -93,7 +93,7 @@ pub(super) async fn exchange(picker: &Arc<Picker>, call: &mut Call) -> Result<St
     }
     let Admitted { parts, error_format, account, read, held } = admitted;
     let (purpose, body) = match read {
-        Ok(read) => read,
+        Ok((purpose, body)) => (purpose, body.first().clone()),
         Err(error) => return turn_away(picker, call, &parts, &account, error, error_format),
     };
     let picked = tokio::select! {

@@ -242,7 +242,7 @@ pub(super) fn whole(response: Response<Body>) -> (u16, HeaderMap, Bytes) {
     let (parts, body) = response.into_parts();
     let body = match body {
         Body::Whole(body) => body.unwrap_or_default(),
-        Body::Relay(_) => Bytes::new(),
+        Body::Relay(_) | Body::Tunnel(_) => Bytes::new(),
     };
     (parts.status.as_u16(), parts.headers, body)
 }

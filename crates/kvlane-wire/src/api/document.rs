@@ -69,6 +69,7 @@ fn summary(row: &EnginePath, method: &str) -> String {
         (Keeps::Object, _) => "Creates an object that the engine keeps.",
         (_, Body::Parsed(_)) => "Placed where the prompt is cheapest.",
         (_, Body::Form) => "A form.",
+        (_, Body::Empty) if row.streams == Streams::Socket => "A WebSocket.",
         (_, Body::Empty) => "What an engine says of itself.",
         (_, Body::Json | Body::Any) => "Placed by load.",
     };
@@ -108,6 +109,7 @@ fn answer(row: &EnginePath) -> &'static str {
         Streams::No => "whole",
         Streams::OnRequest => "whole, or events on request",
         Streams::Bytes => "bytes",
+        Streams::Socket => "WebSocket",
     }
 }
 

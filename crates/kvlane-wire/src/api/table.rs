@@ -74,6 +74,8 @@ pub enum Streams {
     OnRequest,
     /// As bytes of unknown length, such as audio.
     Bytes,
+    /// As messages of a WebSocket, if the request asks for one.
+    Socket,
 }
 
 /// Who may call a path.
@@ -155,6 +157,7 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     json("/v1/images/generations", Keeps::Prompt, OTHERS),
     form("/v1/images/edits", OTHERS),
     form("/v1/images/variations", OTHERS),
+    socket("/v1/realtime", BOTH),
     // What an engine keeps.
     object("/v1/responses/{}", "GET, DELETE", BOTH),
     object("/v1/responses/{}/cancel", "POST", BOTH),
@@ -311,6 +314,10 @@ const fn object(path: &'static str, methods: &'static str, engines: &'static [&'
 
 const fn about(path: &'static str, engines: &'static [&'static str], audience: Audience) -> EnginePath {
     EnginePath { methods: "GET", audience, ..row(path, Body::Empty, engines) }
+}
+
+const fn socket(path: &'static str, engines: &'static [&'static str]) -> EnginePath {
+    EnginePath { methods: "GET", streams: Streams::Socket, ..row(path, Body::Empty, engines) }
 }
 
 const fn closed(path: &'static str, engines: &'static [&'static str]) -> EnginePath {
