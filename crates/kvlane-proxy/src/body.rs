@@ -7,8 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
-
-use crate::realtime::Tunnel;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The body of an answer: the gateway's own, or a worker's.
 pub enum Body {
@@ -17,7 +16,22 @@ pub enum Body {
     /// A worker's, as it arrives.
     Relay(Pin<Box<dyn http_body::Body<Data = Bytes, Error = io::Error> + Send>>),
     /// The connection of a worker that has switched to another protocol.
-    Tunnel(Box<Tunnel>),
+    Tunnel(Box<dyn Tunnel>),
+}
+
+/// The connection of a client.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
+
+/// The connection of a worker that has switched to another protocol. Dropping it closes the connection.
+pub trait Tunnel: Send {
+    /// Copies bytes both ways until it ends. `ahead` is what the client has sent already.
+    fn run<'a>(
+        self: Box<Self>,
+        client: &'a mut dyn Connection,
+        ahead: Bytes,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 }
 
 /// A response with a JSON body.

@@ -182,7 +182,7 @@ async fn serve(
                 let Some(transcript) = transcript else {
                     routed.kept.as_ref().map_or(Ok(()), |kept| kept.lost_if(answer.status))?;
                     let names = answer.status.is_success() && names_objects(row, &parts.method);
-                    let named = names.then(|| Box::new(Named::new(&lease, routed.attributes)));
+                    let named = names.then(|| Box::new(Named::new(&lease.worker, routed.attributes)));
                     let answer = relay(answer, Some(lease), account, limits, named);
                     return Ok(renamed(answer, alias.as_deref()));
                 };

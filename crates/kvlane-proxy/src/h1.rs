@@ -9,113 +9,45 @@
 //! is dropped, which cancels the request at the worker. Bytes that arrive meanwhile are kept, up to a bound, as the
 //! next request.
 
+mod client;
 mod incoming;
+mod output;
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice, Write as _};
+use std::io::{self, Write as _};
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, BytesMut};
 use http::{Method, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use httpdate::HttpDate;
 use kvlane_fleet::metrics::Reached;
 use kvlane_http::connections::chunked::Chunked;
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
-use tokio_util::io::poll_read_buf;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::time::{Instant, timeout};
 
+pub(super) use self::client::{Client, NEXT_WITHIN};
+use self::client::{READ_BYTES_MAX, READ_BYTES_MIN};
 use self::incoming::{Incoming, Left, PendingInput};
+use self::output::{End, put};
 use crate::body::Body;
 use crate::error::ApiError;
 use crate::head::{Framing, Head, end_of_head};
-use crate::memory::Held;
 use crate::read::REFUSED_BYTES_MAX;
-use crate::service::Service;
-use crate::socket::Socket;
 
-/// Size of the read buffer: at first, and at most. Between them it is the size of the previous request, so that a
-/// similar body is contiguous with its head and is not moved.
-const READ_BYTES_MIN: usize = 8 << 10;
-const READ_BYTES_MAX: usize = 1 << 20;
-/// Bytes that a client may send ahead while its request is answered.
-const AHEAD_BYTES_MAX: usize = 64 << 10;
-/// Size of the write buffer, and of the largest piece that is copied into it: a larger piece is written directly.
-const WRITE_BYTES: usize = 64 << 10;
-const COPIED_BYTES_MAX: usize = 2 << 10;
 /// Largest write buffer that an idle connection keeps.
 const KEPT_BYTES_MAX: usize = 1 << 10;
-/// How long after it was accepted, or after an answer that said that it stays, a connection is not closed for a shutdown:
-/// a request that is on its way would be lost.
-pub(super) const NEXT_WITHIN: Duration = Duration::from_secs(1);
 /// How long a connection that is being closed reads on, so that the client receives the reason.
 const LINGER: Duration = Duration::from_secs(10);
-
-/// One client's connection.
-pub(super) struct Client {
-    service: Arc<Service>,
-    socket: Socket,
-    /// Bytes received and not parsed yet.
-    buffer: BytesMut,
-    /// The memory that the buffer takes, if it is large.
-    held: Held,
-    /// Size of the buffer for the next request.
-    read_bytes: usize,
-    out: PendingOutput,
-    /// Deadline for a request head.
-    alarm: Pin<Box<Sleep>>,
-    /// Until then a next request is expected, even if the gateway stops.
-    next_until: Instant,
-    /// The gateway stops: no further request is read.
-    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-}
-
-/// The pending output: `flat`, then `large`, then `last`.
-#[derive(Default)]
-struct PendingOutput {
-    flat: Vec<u8>,
-    /// Bytes of `flat` that are written.
-    written: usize,
-    large: Bytes,
-    last: &'static [u8],
-    /// The response has ended, or failed with this error.
-    ended: Option<io::Result<()>>,
-}
-
-/// How the end of a response is marked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// By its length, or there is no body.
-    Length,
-    Chunked,
-    /// By closing the connection.
-    Close,
-}
 
 // === impl Client ===
 
 impl Client {
-    pub(super) fn new(service: Arc<Service>, stop: CancellationToken, socket: Socket) -> Self {
-        let (held, stopped) = (service.proxy.memory.share(), stop.cancelled_owned());
-        Self {
-            service,
-            socket,
-            buffer: BytesMut::new(),
-            held,
-            read_bytes: READ_BYTES_MIN,
-            out: PendingOutput::default(),
-            alarm: Box::pin(sleep_until(Instant::now())),
-            next_until: Instant::now() + NEXT_WITHIN,
-            stopped: Box::pin(stopped),
-        }
-    }
-
     /// Serves requests until the client disconnects, the connection is closed, or the gateway stops.
     ///
     /// # Errors
@@ -258,18 +190,6 @@ impl Client {
         Poll::Pending
     }
 
-    /// Reads available bytes into the buffer.
-    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.buffer.capacity() == 0 {
-            // No buffer is allocated before bytes arrive.
-            ready!(self.socket.poll_readable(cx))?;
-        }
-        if self.buffer.capacity() == self.buffer.len() {
-            self.buffer.reserve(self.read_bytes);
-        }
-        poll_read_buf(Pin::new(&mut self.socket), cx, &mut self.buffer)
-    }
-
     /// Switches protocols together with the engine, and serves the connection to its end.
     async fn switch(&mut self, answer: Response<Body>, version: Version) -> io::Result<bool> {
         let (parts, body) = answer.into_parts();
@@ -281,19 +201,6 @@ impl Client {
         }
         self.leave(PendingInput::Nothing).await;
         Ok(false)
-    }
-
-    /// Watches the client while it is being answered: ready when it has disconnected.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.buffer.len() < AHEAD_BYTES_MAX {
-            let mut room = [MaybeUninit::uninit(); 512];
-            let mut read = ReadBuf::uninit(&mut room);
-            match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut read)) {
-                Ok(()) if !read.filled().is_empty() => self.buffer.extend_from_slice(read.filled()),
-                Ok(()) | Err(_) => return Poll::Ready(()),
-            }
-        }
-        Poll::Pending
     }
 
     /// Puts a response's head into the output. Returns its body, and how its end is marked.
@@ -423,82 +330,6 @@ impl Client {
     }
 }
 
-// === impl PendingOutput ===
-
-impl PendingOutput {
-    fn is_empty(&self) -> bool {
-        self.flat.is_empty() && self.large.is_empty() && self.last.is_empty()
-    }
-
-    /// Whether there is room for more of the response.
-    fn takes_more(&self) -> bool {
-        self.ended.is_none() && self.large.is_empty() && self.flat.len() < WRITE_BYTES
-    }
-
-    fn push(&mut self, data: Bytes, end: End) {
-        if data.is_empty() {
-            return;
-        }
-        let after: &[u8] = if end == End::Chunked {
-            put_hex(&mut self.flat, data.len());
-            self.flat.extend_from_slice(b"\r\n");
-            b"\r\n"
-        } else {
-            b""
-        };
-        if data.len() <= COPIED_BYTES_MAX {
-            put(&mut self.flat, &[&data, after]);
-        } else {
-            (self.large, self.last) = (data, after);
-        }
-    }
-
-    fn end(&mut self, end: End) {
-        if end == End::Chunked {
-            self.flat.extend_from_slice(b"0\r\n\r\n");
-        }
-        self.ended = Some(Ok(()));
-    }
-
-    /// Writes part of the output.
-    fn poll_write(&mut self, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flat = &self.flat[self.written..];
-        let written = if self.large.is_empty() && self.last.is_empty() {
-            ready!(Pin::new(socket).poll_write(cx, flat))?
-        } else {
-            let slices = [IoSlice::new(flat), IoSlice::new(&self.large), IoSlice::new(self.last)];
-            ready!(Pin::new(socket).poll_write_vectored(cx, &slices))?
-        };
-        if written == 0 {
-            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-        }
-        self.wrote(written);
-        Poll::Ready(Ok(()))
-    }
-
-    fn wrote(&mut self, written: usize) {
-        let of_flat = written.min(self.flat.len() - self.written);
-        self.written += of_flat;
-        if self.written == self.flat.len() {
-            self.flat.clear();
-            self.written = 0;
-        }
-        let of_large = (written - of_flat).min(self.large.len());
-        self.large.advance(of_large);
-        self.last = &self.last[written - of_flat - of_large..];
-    }
-}
-
-fn put(out: &mut Vec<u8>, pieces: &[&[u8]]) {
-    pieces.iter().for_each(|piece| out.extend_from_slice(piece));
-}
-
-/// A chunk's size. Each event of a stream needs one, and `write!` takes ten times as long.
-fn put_hex(out: &mut Vec<u8>, number: usize) {
-    let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
-    out.extend((0..digits).rev().map(|digit| b"0123456789abcdef"[number >> (4 * digit) & 15]));
-}
-
 /// The `Date` header's value; formatted once a second.
 fn put_date(out: &mut Vec<u8>) {
     thread_local! {
@@ -512,36 +343,4 @@ fn put_date(out: &mut Vec<u8>) {
         }
         out.extend_from_slice(line.as_bytes());
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_chunk_size_is_written_in_hexadecimal() {
-        for number in [0, 1, 9, 10, 15, 16, 255, 256, 4095, 65_536, 0xdead_beef, usize::MAX] {
-            let mut out = Vec::new();
-            put_hex(&mut out, number);
-            assert_eq!(out, format!("{number:x}").into_bytes());
-        }
-    }
-
-    #[test]
-    fn output_written_in_parts_is_complete() {
-        let large = Bytes::from(vec![b'x'; COPIED_BYTES_MAX + 1]);
-        let mut out = PendingOutput::default();
-        out.push(Bytes::from_static(b"small"), End::Chunked);
-        out.push(large.clone(), End::Chunked);
-        assert!(!out.takes_more(), "a large piece must be written first");
-        let (flat, size) = (out.flat.clone(), large.len());
-        assert_eq!(flat, format!("5\r\nsmall\r\n{size:x}\r\n").into_bytes());
-        assert_eq!((out.large.len(), out.last), (size, &b"\r\n"[..]));
-        for of in [1, flat.len() - 1, 7, size - 7, 1, 1] {
-            out.wrote(of);
-        }
-        assert!(out.is_empty() && out.takes_more());
-        out.end(End::Chunked);
-        assert!(out.flat == b"0\r\n\r\n" && !out.takes_more());
-    }
 }

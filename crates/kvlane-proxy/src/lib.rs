@@ -25,6 +25,7 @@ pub mod error_format;
 pub mod ext_proc;
 pub mod failures;
 pub mod faults;
+mod form;
 mod forward;
 pub mod guard;
 mod h1;

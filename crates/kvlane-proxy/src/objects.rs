@@ -12,7 +12,6 @@ use kvlane_wire::api::{Api, EnginePath, Keeps};
 
 use crate::attributes::Attributes;
 use crate::error::{ApiError, Lost};
-use crate::lease::Lease;
 use crate::proxy::Proxy;
 
 /// Bytes at the start of an answer in which ids are looked for.
@@ -155,9 +154,9 @@ impl Kept {
 // === impl Named ===
 
 impl Named {
-    /// For the answer of the engine of `lease` to a client with these attributes.
-    pub(super) fn new(lease: &Lease, attributes: Attributes) -> Self {
-        let origin = Origin::new(&lease.worker, Maker::Client(attributes.tenant()));
+    /// For the answer of this worker's engine to a client with these attributes.
+    pub(super) fn new(worker: &Worker, attributes: Attributes) -> Self {
+        let origin = Origin::new(worker, Maker::Client(attributes.tenant()));
         Self { origin, beginning: Vec::new() }
     }
 

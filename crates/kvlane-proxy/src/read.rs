@@ -9,9 +9,9 @@ use tokio::time::timeout;
 
 use crate::deadlines::Deadlines;
 use crate::error::ApiError;
+use crate::form::{Beginning, Limits};
 use crate::memory::Held;
 use crate::proxy::Proxy;
-use crate::streamed::{Beginning, Limits};
 
 /// Smallest buffer for a body that does not arrive at once.
 const ROOM_MIN: usize = 1 << 10;

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep};
 
 use crate::account::Account;
-use crate::body::Body;
+use crate::body::{Body, Connection, Tunnel};
 use crate::cors;
 use crate::engine_request::Field;
 use crate::error::ApiError;
@@ -32,8 +32,8 @@ use crate::proxy::Proxy;
 /// Bytes in transit in one direction.
 const COPY_BYTES: usize = 16 << 10;
 
-/// A WebSocket to an engine. Dropping it closes the connection.
-pub struct Tunnel {
+/// A WebSocket to an engine.
+struct Socket {
     switched: Switched,
     lease: Lease,
     account: Arc<Account>,
@@ -95,7 +95,7 @@ pub(super) fn tunnel(
         lease.begin();
         lease.expects_nothing();
         let account = Arc::clone(account);
-        *response.body_mut() = Body::Tunnel(Box::new(Tunnel { switched, lease, account, idle }));
+        *response.body_mut() = Body::Tunnel(Box::new(Socket { switched, lease, account, idle }));
     }
     *response.status_mut() = status;
     *response.headers_mut() = switching(headers);
@@ -131,25 +131,25 @@ enum End {
     Engine(io::Error),
 }
 
-// === impl Tunnel ===
+// === impl Socket ===
 
-impl Tunnel {
+impl Socket {
     /// Copies bytes both ways until one side closes its connection, or both are silent for too long. `ahead` is what the
     /// client has sent already.
-    pub(super) async fn run(self, client: &mut (impl AsyncRead + AsyncWrite + Unpin), ahead: Bytes) {
+    async fn copy(self, client: &mut dyn Connection, ahead: Bytes) {
         let Self { switched: Switched { mut stream, ahead: first }, mut lease, account, idle } = self;
         let (mut up, mut down) = (Direction::new(&ahead), Direction::new(&first));
         drop((ahead, first));
         let (mut alarm, mut moved) = (Box::pin(sleep(idle)), Instant::now());
         let end = poll_fn(|cx| {
-            if let Poll::Ready(end) = up.poll(cx, client, &mut stream, &mut moved) {
+            if let Poll::Ready(end) = up.poll(cx, &mut *client, &mut stream, &mut moved) {
                 return Poll::Ready(match end {
                     Ok(()) => End::Closed,
                     Err(Broke::Reading(_)) => End::Client,
                     Err(Broke::Writing(error)) => End::Engine(error),
                 });
             }
-            if let Poll::Ready(end) = down.poll(cx, &mut stream, client, &mut moved) {
+            if let Poll::Ready(end) = down.poll(cx, &mut stream, &mut *client, &mut moved) {
                 return Poll::Ready(match end {
                     Ok(()) => End::Closed,
                     Err(Broke::Reading(error)) => End::Engine(error),
@@ -178,6 +178,16 @@ impl Tunnel {
     }
 }
 
+impl Tunnel for Socket {
+    fn run<'a>(
+        self: Box<Self>,
+        client: &'a mut dyn Connection,
+        ahead: Bytes,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(self.copy(client, ahead))
+    }
+}
+
 // === impl Direction ===
 
 impl Direction {
@@ -189,8 +199,8 @@ impl Direction {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        reader: &mut (impl AsyncRead + Unpin),
-        writer: &mut (impl AsyncWrite + Unpin),
+        reader: &mut (impl AsyncRead + Unpin + ?Sized),
+        writer: &mut (impl AsyncWrite + Unpin + ?Sized),
         moved: &mut Instant,
     ) -> Poll<Result<(), Broke>> {
         loop {

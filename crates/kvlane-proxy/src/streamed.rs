@@ -1,6 +1,6 @@
 //! Forms that are passed on while they arrive.
 //!
-//! A form of up to [`HELD_BYTES_MAX`] is held like any other body. Of a larger one the beginning is held, as far as its
+//! A small form is held like any other body. Of a larger one the beginning is held, as far as its
 //! field `model`; then the request is placed, and the rest goes through a pipe of a fixed size. So a file of any size takes
 //! little memory, and an engine that reads slowly slows its client down. Once anything was taken out of the pipe the request
 //! cannot be sent again.
@@ -14,36 +14,17 @@ use hyper::body::Incoming;
 use kvlane_http::connections::Upload;
 use kvlane_http::connections::upload::{self, Feed};
 use kvlane_wire::api::Body;
-use kvlane_wire::multipart::{self, FieldScanner, Search};
+use kvlane_wire::multipart;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::timeout;
 
 use crate::deadlines::Deadlines;
 use crate::error::ApiError;
+use crate::form::{Beginning, Limits};
 use crate::guard::Purpose;
 use crate::memory::Held;
 use crate::proxy::Proxy;
 use crate::read::{Begun, Source, piece};
-
-/// Most bytes that are held of a form. A form whose field `model` does not begin within them names no model.
-const HELD_BYTES_MAX: usize = 1 << 20;
-
-/// Limits of a form.
-pub(super) struct Limits {
-    /// Of a body that is held whole by other means.
-    pub(super) payload_bytes: usize,
-    /// Of the whole form.
-    pub(super) upload_bytes: u64,
-    /// Of what is held of it.
-    held_bytes: usize,
-}
-
-/// What is known of a form by its beginning.
-pub(super) struct Beginning {
-    scanner: FieldScanner,
-    /// Whether the field `model` may still come.
-    searches: bool,
-}
 
 /// The body of a request: whole, or its beginning and a pipe.
 pub(crate) struct Payload {
@@ -99,16 +80,11 @@ pub(super) async fn begin(
 ) -> Result<Payload, ApiError> {
     let (within, limits) = {
         let config = proxy.settings();
-        let payload_bytes = config.server.max_payload_size;
-        let limits = Limits {
-            payload_bytes,
-            upload_bytes: config.server.max_upload_size,
-            held_bytes: HELD_BYTES_MAX.min(payload_bytes),
-        };
+        let limits = Limits::new(config.server.max_payload_size, config.server.max_upload_size);
         (Deadlines::of(&config, parts.uri.path()).body, limits)
     };
     let (mut held, mut of_pipe) = (proxy.memory.share(), proxy.memory.share());
-    let mut begun = Beginning { scanner: FieldScanner::new(boundary, "model"), searches: true };
+    let mut begun = Beginning::new(boundary);
     let read = timeout(within, body.begin(parts, &mut begun, &limits, &mut held)).await;
     match read.unwrap_or(Err(ApiError::BodyTimeout(within)))? {
         Begun::Whole(whole) => Ok(held.with(whole).into()),
@@ -129,32 +105,6 @@ pub(super) async fn begin(
             let upload = Some(Mutex::new(upload));
             Ok(Payload { first, upload, fault: Some(Fault(fault)), intake: Some(intake) })
         }
-    }
-}
-
-// === impl Limits ===
-
-impl Limits {
-    /// Most bytes that are held of a form of this length.
-    pub(super) fn most_held(&self, length: Option<u64>) -> usize {
-        let length = length.and_then(|length| usize::try_from(length).ok());
-        length.map_or(self.held_bytes, |length| length.min(self.held_bytes))
-    }
-}
-
-// === impl Beginning ===
-
-impl Beginning {
-    /// Reads the next piece.
-    pub(super) fn push(&mut self, piece: &[u8]) {
-        self.searches = self.searches && self.scanner.push(piece) == Search::More;
-    }
-
-    /// Whether these bytes are enough of a form of this length. A form of unknown length may end soon, and is then held
-    /// whole.
-    pub(super) fn is_enough(&self, come: usize, length: Option<u64>, limits: &Limits) -> bool {
-        let is_large = length.is_some_and(|length| length > limits.held_bytes as u64);
-        come >= limits.held_bytes || (is_large && !self.searches)
     }
 }
 

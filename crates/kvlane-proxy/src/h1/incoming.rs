@@ -13,12 +13,13 @@ use tokio::io::AsyncWrite as _;
 use tokio::time::timeout;
 use tokio_util::io::poll_read_buf;
 
-use super::Client;
+use super::client::Client;
 use crate::error::ApiError;
+use crate::form::{Beginning, Limits};
 use crate::head::{Framing, compact};
 use crate::memory::Held;
 use crate::read::{Begun, Source, make_room, room};
-use crate::streamed::{Beginning, Intake, Limits, Next};
+use crate::streamed::{Intake, Next};
 
 /// How often a client is looked at while its body is not read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
