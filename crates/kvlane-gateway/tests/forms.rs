@@ -1,5 +1,6 @@
 //! Forms: files are passed on while they arrive, whatever their size, and the field `model` says where to.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kvlane_gateway::config::Config;
+use kvlane_gateway::config::{Config, ModelSpec, TargetSpec};
 use kvlane_gateway::testing::{
     Call, Client, FakeEngine, TestGateway, config, eventually, in_turn, next_call, soon,
 };
@@ -391,5 +392,30 @@ async fn sound_passes_unchanged() {
     assert!(reply.body == sound);
     gateway.ledger_is_zero().await;
     assert_eq!(gateway.metric("kvlane_output_tokens_total{model=\"m\"}").await.unwrap_or(0.0), 0.0);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_name_of_the_catalogue_in_a_form_is_the_engines_own_at_the_engine() {
+    let target =
+        TargetSpec { model: "whisper-large".into(), weight: 1, headers: BTreeMap::new(), keys: Vec::new() };
+    let mut config = config();
+    config.models =
+        BTreeMap::from([("w".into(), ModelSpec { targets: vec![target], ..ModelSpec::default() })]);
+    let (gateway, engines) = world(config, &["whisper-large", "other"]).await;
+    // One that is held whole, and one that is passed on.
+    for bytes in [10, 3 * MIB] {
+        let (sent, wanted) = (form(&[field("w"), file(bytes)]), form(&[field("whisper-large"), file(bytes)]));
+        let mut client = begin(&gateway, "", sent.len()).await;
+        let receiving = async {
+            let mut call = engines[0].call().await;
+            assert_eq!(call.header("content-length"), Some(&*wanted.len().to_string()));
+            assert!(receive(&mut call, wanted.len()).await == wanted);
+            call.answer(200, r#"{"text": "a"}"#).await;
+        };
+        tokio::join!(client.send(&sent), receiving);
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.header("x-router-model")), (200, Some("whisper-large")));
+    }
     gateway.end().await;
 }

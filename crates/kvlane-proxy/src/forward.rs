@@ -125,6 +125,9 @@ async fn serve(
         proxy.copies.send(metrics, &model, || copy(proxy, upstreams, row, parts, body, model.clone()));
     }
     let body = salted.unwrap_or_else(|| body.clone());
+    if let Some(upload) = upload {
+        upload.lock().await.begin_with(body.clone());
+    }
     account.set_pool(&routed.served.pool, routed.alias.as_ref());
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };

@@ -64,8 +64,11 @@ pub(super) fn route(
         }
     };
     let is_object = body.trim_ascii_start().starts_with(b"{");
-    let renamed = alias.as_deref().filter(|alias| is_object && alias.renames());
-    let renamed = renamed.map(|alias| model::with_model(body, &alias.model)).transpose()?;
+    let renamed = match alias.as_deref().filter(|alias| alias.renames()) {
+        Some(alias) if is_object => Some(model::with_model(body, &alias.model)?),
+        Some(alias) => kind(parts).and_then(|kind| with_field(kind, body, &alias.model)),
+        None => None,
+    };
     let body = renamed.as_ref().unwrap_or(body);
     let (mut prompt_tokens, mut with_salt) = (0, None);
     let keeps_prompt = row.map_or(is_object, |row| row.keeps == Keeps::Prompt);
@@ -140,8 +143,13 @@ fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
 
 /// The model that a request names in its JSON body, its form or its query.
 pub(super) fn named<'a>(parts: &'a Parts, body: &'a [u8]) -> Option<Cow<'a, str>> {
-    let kind = || parts.headers.get(header::CONTENT_TYPE)?.to_str().ok();
-    in_json(body).or_else(|| in_form(kind()?, body).map(Cow::Owned)).or_else(|| in_query(parts.uri.query()?))
+    in_json(body)
+        .or_else(|| in_form(kind(parts)?, body).map(Cow::Owned))
+        .or_else(|| in_query(parts.uri.query()?))
+}
+
+fn kind(parts: &Parts) -> Option<&str> {
+    parts.headers.get(header::CONTENT_TYPE)?.to_str().ok()
 }
 
 fn in_json(body: &[u8]) -> Option<Cow<'_, str>> {
@@ -166,6 +174,14 @@ fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
         Search::Found(model) => Some(model.to_owned()),
         Search::More | Search::Missing => None,
     }
+}
+
+/// The form with this value of its field `model`, if it has that field.
+fn with_field(content_type: &str, body: &[u8], model: &str) -> Option<Bytes> {
+    let mut scanner = FieldScanner::new(&boundary(content_type)?, "model");
+    scanner.push(body);
+    let at = scanner.value_at()?;
+    Some([&body[..at.start], model.as_bytes(), &body[at.end..]].concat().into())
 }
 
 /// The `cache_salt` of a body.

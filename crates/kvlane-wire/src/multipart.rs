@@ -3,6 +3,8 @@
 //! A form is read only as far as that field, and of its other parts nothing is kept, so a file of any size may stand before
 //! it. What a strict parser would reject is a form without the field.
 
+use std::ops::Range;
+
 use memchr::memmem;
 
 /// Longest boundary (RFC 2046, section 5.1.1).
@@ -23,6 +25,10 @@ pub struct FieldScanner {
     delimiter: Vec<u8>,
     /// Bytes that may be needed again when more arrive.
     pending: Vec<u8>,
+    /// Bytes before these, with the line end that is thought to be before the form.
+    passed: usize,
+    /// Where the value stands in the form.
+    at: Option<Range<usize>>,
     state: State,
 }
 
@@ -103,7 +109,7 @@ impl FieldScanner {
     pub fn new(boundary: &str, field: &'static str) -> Self {
         let delimiter = [CRLF, b"--", boundary.as_bytes()].concat();
         // The first delimiter may be the first line.
-        Self { field, delimiter, pending: CRLF.to_vec(), state: State::Skip }
+        Self { field, delimiter, pending: CRLF.to_vec(), passed: 0, at: None, state: State::Skip }
     }
 
     /// Reads the next piece of the form.
@@ -119,6 +125,11 @@ impl FieldScanner {
         }
     }
 
+    /// Where the value stands, in bytes from the start of the form, once it is found.
+    pub fn value_at(&self) -> Option<Range<usize>> {
+        self.at.clone()
+    }
+
     /// Goes on by what is pending; returns whether there may be more to do.
     fn step(&mut self) -> bool {
         let pending = &mut self.pending;
@@ -127,7 +138,9 @@ impl FieldScanner {
                 Some(at) => (at + self.delimiter.len(), State::Delimited),
                 None => {
                     // Its last bytes may begin a delimiter.
-                    pending.drain(..(pending.len() + 1).saturating_sub(self.delimiter.len()));
+                    let over = (pending.len() + 1).saturating_sub(self.delimiter.len());
+                    pending.drain(..over);
+                    self.passed += over;
                     return false;
                 }
             },
@@ -155,6 +168,11 @@ impl FieldScanner {
                     let value = str::from_utf8(pending[..end].trim_ascii()).ok();
                     let value =
                         value.filter(|value| !value.is_empty() && end <= VALUE_BYTES_MAX + CRLF.len());
+                    self.at = value.map(|value| {
+                        let blank = pending[..end].len() - pending[..end].trim_ascii_start().len();
+                        let start = self.passed + blank - CRLF.len();
+                        start..start + value.len()
+                    });
                     (0, State::Done(value.map(str::to_owned)))
                 }
                 None if pending.len() < VALUE_BYTES_MAX + CRLF.len() + self.delimiter.len() => return false,
@@ -163,6 +181,7 @@ impl FieldScanner {
             State::Done(_) => (pending.len(), self.state.clone()),
         };
         pending.drain(..drop);
+        self.passed += drop;
         self.state = next;
         if matches!(self.state, State::Done(_)) {
             self.pending = Vec::new();
@@ -206,6 +225,23 @@ mod tests {
 
     fn whole(form: &str) -> Option<String> {
         model("xx", [form.as_bytes()])
+    }
+
+    #[test]
+    fn the_value_stands_where_it_says() {
+        let file =
+            part("Content-Disposition: form-data; name=\"file\"; filename=\"a\"", &"\r\n--x".repeat(99));
+        for form in [part(MODEL, "abc"), file.clone() + &part(MODEL, " abc "), file + &part(MODEL, "abc")] {
+            for size in [1, 7, form.len()] {
+                let mut scanner = FieldScanner::new("xx", "model");
+                let found = [form.as_bytes(), b"--xx--"]
+                    .concat()
+                    .chunks(size)
+                    .any(|piece| scanner.push(piece) != Search::More);
+                assert!(found);
+                assert_eq!(scanner.value_at().map(|at| &form[at]), Some("abc"));
+            }
+        }
     }
 
     fn part(head: &str, value: &str) -> String {

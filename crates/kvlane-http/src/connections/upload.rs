@@ -42,6 +42,13 @@ impl Upload {
         (Self { first, length, rest, taken: false }, Feed(feed))
     }
 
+    /// Begins with other bytes from now on.
+    pub fn begin_with(&mut self, first: Bytes) {
+        let (before, now) = (self.first.len() as u64, first.len() as u64);
+        self.length = self.length.map(|length| length - before + now);
+        self.first = first;
+    }
+
     /// Its whole length; none if it is sent in chunks.
     pub fn length(&self) -> Option<u64> {
         self.length
