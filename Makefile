@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-python e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
+	e2e-python e2e-models e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -80,6 +80,12 @@ e2e-vllm: cargo
 	e2e/.work/venv/bin/python e2e/vllm/test_kv_events.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
+
+# The catalogue of models and every path of docs/apis.md, on three vLLM servers: one with adapters, one that embeds.
+e2e-models: cargo
+	cargo build --release -p kvlane
+	e2e/vllm/setup.sh
+	e2e/.work/venv/bin/python e2e/models/test_models.py -v
 
 # Beside two SGLang servers on CPU that publish their KV events (another 300 MB; what e2e-vllm needs).
 e2e-sglang: cargo

@@ -60,7 +60,7 @@ def rows(engine):
 def status(port, model, path, method, is_form):
     """What a server answers; a streamed answer is read to its end."""
     if method in ("GET", "DELETE"):
-        return request(port, path, method=method, timeout_s=300).status
+        return request(port, path, method=method, headers={"x-kvlane-model": model}, timeout_s=300).status
     if is_form:
         part = '--b\r\ncontent-disposition: form-data; name="{}"{}\r\n\r\n{}\r\n'
         form = part.format("model", "", model) + part.format("file", '; filename="a.wav"', "RIFF") + "--b--\r\n"
@@ -79,5 +79,7 @@ def check(test, engine, port, gateway, model):
                 direct = status(port, model, path, method, is_form)
                 through = status(gateway.port, model, path, method, is_form)
                 count, taken = count + 1, taken + (direct < 300)
-                test.assertEqual(through, direct)
+                # Of several engines each could have the object: that none has it is said before one is asked to change it.
+                unknown = "none_1" in path and direct in (404, 405)
+                test.assertIn(through, (direct, 404) if unknown else (direct,))
     return count, taken

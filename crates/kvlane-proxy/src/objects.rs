@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{Method, StatusCode};
 use kvlane_fleet::objects::{Keeper, Maker, ObjectKey, Origin};
-use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::{Worker, WorkerId};
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::object_ids::object_ids;
@@ -73,9 +73,9 @@ pub(super) fn continued(
 /// Whether a response or conversation that this gateway does not know can only be of one worker.
 ///
 /// # Errors
-/// Several workers of `pool` could have made it.
-pub(super) fn made_by_only(id: &str, pool: &ModelPool) -> Result<(), ApiError> {
-    let endpoints = pool.endpoints();
+/// Several workers of what serves its model could have made it.
+pub(super) fn made_by_only(id: &str, all: &[Arc<Served>]) -> Result<(), ApiError> {
+    let endpoints: Vec<_> = all.iter().flat_map(|served| served.pool.endpoints()).collect();
     let first = endpoints.first().map(|endpoint| endpoint.worker.id);
     if endpoints.iter().any(|endpoint| Some(endpoint.worker.id) != first) {
         return Err(ApiError::NotFoundAnywhere { id: short(id), unasked: 0 });

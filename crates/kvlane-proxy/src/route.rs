@@ -81,7 +81,7 @@ pub(super) async fn route(
             let estimated =
                 estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
             if let (Some(id), None) = (before, &kept) {
-                objects::made_by_only(id, &served.pool)?;
+                objects::made_by_only(id, &model::all(proxy, parts, parsed.model.as_deref())?)?;
             }
             Ok((
                 (served, alias),

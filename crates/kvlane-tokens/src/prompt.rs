@@ -16,6 +16,8 @@ pub struct Prompt {
     /// Cache partition, set by the caller before encoding: entries of one partition are found only in that partition,
     /// so that response times do not reveal other clients' prompts. 0 is shared; other values must be even.
     pub apart: u64,
+    /// Tokens of the other prompts of a request that has several.
+    pub other_tokens: u32,
 }
 
 impl Prompt {
@@ -24,5 +26,6 @@ impl Prompt {
         self.tokens.clear();
         self.reused_tokens = 0;
         self.text.clear();
+        self.other_tokens = 0;
     }
 }

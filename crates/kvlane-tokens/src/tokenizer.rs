@@ -61,6 +61,7 @@ enum Text<'a> {
     Ids(Vec<u32>, Option<Truncate>),
     Plain(std::borrow::Cow<'a, str>, Shape),
     Rendered(Shape),
+    List(Vec<Request<'a>>),
 }
 
 // === impl Tokenizer ===
@@ -83,35 +84,58 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The tokens of a request to `api`. After [`Unknown`], `out` has the known first tokens.
+    /// The tokens of a request to `api`; of a list of prompts, those of the first, and the number of the others. After
+    /// [`Unknown`], `out` has the known first tokens.
     ///
     /// # Errors
     ///
     /// Why the engine's tokens cannot be determined here.
     pub fn prompt(&self, api: Api, body: &[u8], now: UnixTime, out: &mut Prompt) -> Result<(), Unknown> {
         out.clear();
-        let Prompt { tokens, reused_tokens, text, apart } = out;
-        let apart = *apart;
-        let (shape, truncate) = match self.text_of(api, body, now, text)? {
-            Text::Ids(ids, truncate) => {
-                *tokens = ids;
-                *reused_tokens = tokens.len() as u32;
-                (Shape { add_special: false, truncate }, truncate)
-            }
-            Text::Plain(plain, shape) => {
-                *reused_tokens = self.encoder.encode(&plain, shape.add_special, apart, tokens)? as u32;
-                (shape, shape.truncate)
-            }
-            Text::Rendered(shape) => {
-                *reused_tokens = self.encoder.encode(text, shape.add_special, apart, tokens)? as u32;
-                (shape, shape.truncate)
-            }
+        let Prompt { tokens, reused_tokens, text, apart, other_tokens } = out;
+        let of_text = self.text_of(api, body, now, text)?;
+        let Text::List(prompts) = of_text else {
+            *reused_tokens = self.encode(of_text, text, *apart, tokens)?;
+            return Ok(());
         };
-        if let Some(truncate) = truncate {
-            self.truncate(truncate, shape.add_special, tokens);
-            *reused_tokens = (*reused_tokens).min(tokens.len() as u32);
+        let mut prompts = prompts.into_iter();
+        for first in prompts.by_ref().take(1) {
+            *reused_tokens = self.encode(self.whole(first, now, text)?, text, *apart, tokens)?;
+        }
+        let mut other = Vec::new();
+        for prompt in prompts {
+            other.clear();
+            self.encode(self.whole(prompt, now, text)?, text, *apart, &mut other)?;
+            *other_tokens = other_tokens.saturating_add(other.len() as u32);
         }
         Ok(())
+    }
+
+    /// The tokens of a text, or of `rendered`; returns how many of them cost no encoding.
+    fn encode(
+        &self,
+        text: Text<'_>,
+        rendered: &str,
+        apart: u64,
+        tokens: &mut Vec<u32>,
+    ) -> Result<u32, Unknown> {
+        let (reused, shape) = match text {
+            Text::Ids(ids, truncate) => {
+                *tokens = ids;
+                (tokens.len(), Shape { add_special: false, truncate })
+            }
+            Text::Plain(plain, shape) => {
+                (self.encoder.encode(&plain, shape.add_special, apart, tokens)?, shape)
+            }
+            Text::Rendered(shape) => {
+                (self.encoder.encode(rendered, shape.add_special, apart, tokens)?, shape)
+            }
+            Text::List(_) => return Err(Unknown::Body("a list of lists of prompts".into())),
+        };
+        if let Some(truncate) = shape.truncate {
+            self.truncate(truncate, shape.add_special, tokens);
+        }
+        Ok(reused.min(tokens.len()) as u32)
     }
 
     /// The text that the engine would encode for a request to `api`; empty if the prompt is given as ids.
@@ -172,7 +196,11 @@ impl Tokenizer {
         now: UnixTime,
         out: &mut String,
     ) -> Result<Text<'a>, Unknown> {
-        Ok(match read(api, body, self.reading)? {
+        self.whole(read(api, body, self.reading)?, now, out)
+    }
+
+    fn whole<'a>(&self, request: Request<'a>, now: UnixTime, out: &mut String) -> Result<Text<'a>, Unknown> {
+        Ok(match request {
             Request::Ids(ids, truncate) => Text::Ids(ids, truncate),
             Request::Text(text, shape) => Text::Plain(text, shape),
             Request::Chat(chat) => {
@@ -180,6 +208,7 @@ impl Tokenizer {
                 self.chat(*chat, now, out)?;
                 Text::Rendered(shape)
             }
+            Request::List(prompts) => Text::List(prompts),
         })
     }
 

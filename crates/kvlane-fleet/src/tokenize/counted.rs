@@ -20,6 +20,12 @@ impl Counted {
         Self { chain, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1) }
     }
 
+    /// Of the first of several prompts; the others have this many tokens.
+    #[must_use]
+    pub fn with_others(self, tokens: u32) -> Self {
+        Self { tokens: self.tokens.saturating_add(tokens), ..self }
+    }
+
     /// The estimate for a rendered prompt, four bytes per token, as `kvlane mock-engine` counts.
     pub fn estimate(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Self {
         let mut chain = Vec::new();

@@ -148,7 +148,7 @@ impl Job {
         prompt.clear();
         prompt.apart = self.apart;
         self.tokenizer.prompt(self.api, &self.body, date(), prompt)?;
-        Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens))
+        Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens).with_others(prompt.other_tokens))
     }
 }
 
@@ -167,6 +167,22 @@ mod tests {
         let body = Bytes::from_static(br#"{"model":"m","prompt":"one two three four"}"#);
         let (tokenizer, seed) = (Arc::clone(tokenizer), ChainSeed::new("m", None, None));
         (Job { tokenizer, api: Api::Completions, body, seed, apart: 0, block_tokens: 2, answer }, answered)
+    }
+
+    #[test]
+    fn all_prompts_of_a_list_are_counted_and_the_first_is_matched() {
+        let tokenizer = tokenizer();
+        let counted = |body: &'static str| {
+            let (mut job, _) = job(&tokenizer);
+            job.body = Bytes::from_static(body.as_bytes());
+            job.count(&mut Prompt::default()).expect("text")
+        };
+        let (one, other) =
+            (counted(r#"{"prompt":"one two three four"}"#), counted(r#"{"prompt":"five six"}"#));
+        let both = counted(r#"{"prompt":["one two three four","five six"]}"#);
+        assert_eq!((both.tokens, &both.chain), (one.tokens + other.tokens, &one.chain));
+        let ids = counted(r#"{"prompt":[[1,2,3],[4,5]]}"#);
+        assert_eq!((ids.tokens, ids.chain.len()), (5, 1));
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) enum Request<'a> {
     Text(Cow<'a, str>, Shape),
     /// A conversation to render.
     Chat(Box<Chat<'a>>),
+    /// Several prompts, each ids or a text.
+    List(Vec<Request<'a>>),
 }
 
 /// Processing of the text's tokens.
@@ -100,7 +102,7 @@ pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Req
     }
 }
 
-/// A text, ids, or a list of either, of which the first is used.
+/// A text, ids, or a list of either.
 fn completion<'a>(mut body: Map<'a>, field: &'static str) -> Result<Request<'a>, Unknown> {
     if body.some("prompt_embeds").is_some() {
         return Err(Unknown::Media("prompt embeddings"));
@@ -133,15 +135,22 @@ fn generate<'a>(mut body: Map<'a>) -> Result<Request<'a>, Unknown> {
 fn plain<'a>(prompt: Json<'a>, shape: Shape, field: &'static str) -> Result<Request<'a>, Unknown> {
     match prompt {
         Json::Str(text) => Ok(Request::Text(text, shape)),
-        Json::List(items) => match items.first() {
-            Some(Json::Int(_) | Json::Uint(_)) => Ok(Request::Ids(ids(&items)?, shape.truncate)),
-            Some(Json::List(first)) => Ok(Request::Ids(ids(first)?, shape.truncate)),
-            Some(Json::Str(_)) => match items.into_iter().next() {
-                Some(Json::Str(text)) => Ok(Request::Text(text, shape)),
+        Json::List(items) if matches!(items.first(), Some(Json::Int(_) | Json::Uint(_))) => {
+            Ok(Request::Ids(ids(&items)?, shape.truncate))
+        }
+        Json::List(items) => {
+            let prompts = items.into_iter().map(|item| match item {
+                Json::List(items) => Ok(Request::Ids(ids(&items)?, shape.truncate)),
+                Json::Str(text) => Ok(Request::Text(text, shape)),
                 _ => Err(missing(field)),
-            },
-            _ => Err(missing(field)),
-        },
+            });
+            let mut prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+            match prompts.len() {
+                0 => Err(missing(field)),
+                1 => Ok(prompts.remove(0)),
+                _ => Ok(Request::List(prompts)),
+            }
+        }
         _ => Err(missing(field)),
     }
 }
@@ -185,17 +194,22 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_a_text_ids_or_the_first_of_a_list() {
+    fn a_prompt_is_a_text_ids_or_a_list_of_either() {
         for (body, expect) in [
             (r#"{"prompt": "a b"}"#, "Text(\"a b\", Shape { add_special: true, truncate: None })"),
             (
                 r#"{"prompt": ["a", "b"], "add_special_tokens": false}"#,
-                "Text(\"a\", Shape { add_special: false, truncate: None })",
+                "List([Text(\"a\", Shape { add_special: false, truncate: None }), Text(\"b\", Shape { add_special: false, \
+                 truncate: None })])",
             ),
             (r#"{"prompt": [1, 2]}"#, "Ids([1, 2], None)"),
-            (r#"{"prompt": [[3], [4]]}"#, "Ids([3], None)"),
+            (r#"{"prompt": [[3], [4]]}"#, "List([Ids([3], None), Ids([4], None)])"),
+            (r#"{"prompt": [[3]]}"#, "Ids([3], None)"),
         ] {
             assert_eq!(format!("{:?}", read_plain(Api::Completions, body).expect("a prompt")), expect);
+        }
+        for body in [r#"{"prompt": []}"#, r#"{"prompt": [[3], 4]}"#, r#"{"prompt": ["a", null]}"#] {
+            assert!(matches!(read_plain(Api::Completions, body), Err(Unknown::Body(_))), "{body}");
         }
         assert_eq!(
             format!("{:?}", read_plain(Api::Generate, r#"{"input_ids": [7]}"#).expect("ids")),
