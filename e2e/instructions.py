@@ -3,8 +3,9 @@
 
     cargo build --release --locked -p kvlane && python3 e2e/instructions.py
     SIZE=60000 python3 e2e/instructions.py 'before=/tmp/kvlane-before' 'after=target/release/kvlane' 'nixl=target/release/kvlane --kv-connector nixl'
+    python3 e2e/instructions.py plain=target/release/kvlane 'alias@gpt=target/release/kvlane --config e2e/models/cost.yaml'
 
-Each argument is a name, a binary and options of `kvlane serve`. Streamed chats of SIZE bytes with answers of eight tokens are
+Each argument is a name, the model that is asked for (`m` if it is left out), a binary and options of `kvlane serve`. Streamed chats of SIZE bytes with answers of eight tokens are
 sent one after another; what 200 of them take is subtracted from what 1,200 take. Instructions of user space only: neither the
 kernel's work nor waiting for memory counts, and a copy of a long body counts more than it costs (valgrind counts `rep movsb` by
 the byte). Also printed: how many requests were split. Python's standard library and valgrind; Linux.
@@ -27,7 +28,7 @@ FEW, MANY = 200, 1200
 SIZE = int(os.environ.get("SIZE", "6000"))
 ROUNDS = int(os.environ.get("ROUNDS", "2"))
 READY_S_MAX = 120
-EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
+EVENT = b'data: {"object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
 WHOLE = {
     "object": "chat.completion",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}],
@@ -70,7 +71,7 @@ def started():
     return server
 
 
-def counted(binary, options, requests):
+def counted(binary, options, model, requests):
     """Instructions of a gateway that serves so many requests, and how many of them it split."""
     engines = [started(), started()]
     urls = [f"http://127.0.0.1:{engine.server_port}" for engine in engines]
@@ -83,7 +84,7 @@ def counted(binary, options, requests):
         client, split = ready(port), 0
         for number in range(requests):
             content = f"{number:06} " + "some words of a prompt " * (SIZE // 23)
-            body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": content}]},
+            body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": content}]},
                               separators=(",", ":"))
             client.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
             answer = client.getresponse()
@@ -125,10 +126,11 @@ def main():
     for argument in sys.argv[1:] or [f"kvlane={KVLANE}"]:
         name, command = argument.split("=", 1)
         binary, *options = command.split()
+        model = name.partition("@")[2] or "m"
         rounds = []
         for _ in range(ROUNDS):
-            few, _ = counted(binary, options, FEW)
-            many, split = counted(binary, options, MANY)
+            few, _ = counted(binary, options, model, FEW)
+            many, split = counted(binary, options, model, MANY)
             rounds.append(f"{(many - few) / (MANY - FEW):,.0f}")
         print(f"{name:20} {', '.join(rounds)} instructions per request; {split} of {MANY} split", flush=True)
 

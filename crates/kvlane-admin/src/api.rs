@@ -19,7 +19,7 @@ use crate::query::{refused, since};
 use crate::readiness::{model, models, readiness};
 use crate::whatif::whatif;
 use crate::workers::{Change, add, describe, find, url_in_query};
-use crate::{exposition, page};
+use crate::{catalogue, exposition, page};
 
 /// The OpenAPI document of this API; tests compare it with the code.
 const OPENAPI: &str = include_str!("../assets/openapi.yaml");
@@ -114,6 +114,7 @@ async fn operate(
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             text_response(StatusCode::OK, kind, exposition::render(&admin.proxy))
         }
+        ("GET", "/catalogue", _) => json_response(StatusCode::OK, &catalogue::list(fleet)),
         ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(fleet, parts)?),
         ("GET", "/whatif", _) => json_response(StatusCode::OK, &whatif(fleet)?),
         ("GET", "/fleet", _) => json_response(StatusCode::OK, &describe_fleet(admin, parts)),
@@ -139,6 +140,12 @@ async fn operate(
             }
             response
         }
+        (_, _, None) if let Some(name) = path.strip_prefix("/catalogue/") => match method {
+            "GET" => json_response(StatusCode::OK, &catalogue::one(fleet, name)?),
+            "PUT" => catalogue::set(fleet, name, body)?,
+            "DELETE" => catalogue::remove(fleet, name)?,
+            _ => return Err(wrong_method(parts, own.methods)),
+        },
         ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(fleet, &*find(admin, name)?)),
         ("PUT" | "PATCH", _, Some(name)) => {
             let worker = find(admin, name)?;

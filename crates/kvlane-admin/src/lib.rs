@@ -4,6 +4,7 @@
 
 pub mod admin;
 mod api;
+mod catalogue;
 mod decisions;
 mod discovery;
 pub mod export;

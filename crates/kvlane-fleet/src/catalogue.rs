@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kvlane_core::config::{ConfigError, wrong};
+use kvlane_core::config::{ConfigError, Setting, wrong};
 use kvlane_core::section;
 
 /// Most fallbacks of a model.
@@ -82,6 +82,59 @@ pub struct Traits<'a> {
     pub key: Option<&'a str>,
     /// A hash of its conversation: the same in every turn.
     pub conversation: u64,
+}
+
+/// All entries by their origin. Those that the admin API has set precede those of the configuration, stay over reloads, and
+/// end with the process.
+#[derive(Default)]
+pub struct Entries {
+    configured: BTreeMap<String, ModelSpec>,
+    set: BTreeMap<String, ModelSpec>,
+}
+
+// === impl Entries ===
+
+impl Entries {
+    /// Those of the configuration alone.
+    pub fn new(configured: BTreeMap<String, ModelSpec>) -> Self {
+        Self { configured, set: BTreeMap::new() }
+    }
+
+    /// Replaces those of the configuration; returns all.
+    pub fn configure(&mut self, configured: BTreeMap<String, ModelSpec>) -> BTreeMap<String, ModelSpec> {
+        self.configured = configured;
+        self.all()
+    }
+
+    /// Sets an entry; returns all.
+    ///
+    /// # Errors
+    /// The entry is wrong, or does not go with another one.
+    pub fn set(&mut self, name: &str, spec: ModelSpec) -> Result<BTreeMap<String, ModelSpec>, ConfigError> {
+        spec.check(&format!("models.{name}"))?;
+        let mut all = self.all();
+        all.insert(name.into(), spec.clone());
+        validate(&all)?;
+        self.set.insert(name.into(), spec);
+        Ok(all)
+    }
+
+    /// Removes an entry that was set; returns all, or nothing if it was not.
+    pub fn unset(&mut self, name: &str) -> Option<BTreeMap<String, ModelSpec>> {
+        self.set.remove(name)?;
+        Some(self.all())
+    }
+
+    /// Whether this entry was set by the admin API.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.set.contains_key(name)
+    }
+
+    fn all(&self) -> BTreeMap<String, ModelSpec> {
+        let mut all = self.configured.clone();
+        all.extend(self.set.iter().map(|(name, spec)| (name.clone(), spec.clone())));
+        all
+    }
 }
 
 // === impl ModelSpec ===
@@ -202,6 +255,21 @@ mod tests {
             assert_eq!(pick(&spec, conversation, Some(("x-canary", "no")), Some("bob")), "stable");
             assert_eq!(pick(&spec, conversation, None, Some("ann")), "testers");
         }
+    }
+
+    #[test]
+    fn what_was_set_precedes_the_configuration_and_stays_over_reloads() {
+        let configured = |model: &str| BTreeMap::from([("alias".to_owned(), of(vec![target(model, 1)]))]);
+        let mut entries = Entries::new(configured("m"));
+        let leads_to = |all: &BTreeMap<String, ModelSpec>| all["alias"].targets[0].model.clone();
+        assert_eq!(leads_to(&entries.set("alias", of(vec![target("set", 1)])).expect("an entry")), "set");
+        assert_eq!(leads_to(&entries.configure(configured("m2"))), "set");
+        let error = entries.set("other", of(vec![target("alias", 1)])).expect_err("it leads to an alias");
+        assert!(error.to_string().contains("itself in `models`") && !entries.is_set("other"));
+        let too_many = of((0..65).map(|n| target(&n.to_string(), 1)).collect());
+        assert!(entries.set("other", too_many).is_err(), "64 targets at most");
+        assert_eq!(entries.unset("alias").as_ref().map(leads_to), Some("m2".into()));
+        assert_eq!(entries.unset("alias"), None);
     }
 
     #[test]

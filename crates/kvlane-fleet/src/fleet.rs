@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
+use kvlane_core::config::ConfigError;
 use kvlane_core::poison_prompts::PoisonPrompts;
 use kvlane_core::router::{self, Router};
 use kvlane_http::connections::Connections;
@@ -12,6 +13,7 @@ use kvlane_http::tls::ToWorkers;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use crate::catalogue::{Entries, ModelSpec};
 use crate::clock::Clock;
 use crate::discovery::Discovery;
 use crate::empty_pools::EmptyPools;
@@ -53,6 +55,8 @@ pub struct Fleet {
     /// Its start, which readiness waits for.
     pub start: Start,
     settings: ArcSwap<Settings>,
+    /// The entries of `models` in the settings, by origin.
+    entries: Mutex<Entries>,
     /// The TLS configuration for connections to workers.
     tls: ArcSwap<ToWorkers>,
     snapshot: ArcSwap<Snapshot>,
@@ -90,6 +94,7 @@ impl Fleet {
             objects: Objects::default(),
             stopping: AtomicBool::new(false),
             start: Start::default(),
+            entries: Mutex::new(Entries::new(settings.models.clone())),
             settings: ArcSwap::from_pointee(settings),
             tls: ArcSwap::new(tls),
             snapshot: ArcSwap::default(),
@@ -107,11 +112,41 @@ impl Fleet {
         self.settings.load()
     }
 
-    /// Replaces the settings. Pools keep theirs until they are configured.
-    pub fn set_settings(&self, settings: Settings) {
+    /// Replaces the settings. Pools keep theirs until they are configured, and entries of the catalogue that were set stay.
+    pub fn set_settings(&self, mut settings: Settings) {
         for upstreams in self.upstreams().iter() {
             upstreams.configure(settings.upstream.clone());
         }
+        let mut entries = self.entries();
+        settings.models = entries.configure(settings.models);
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// The entries of the catalogue by their origin.
+    pub fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets an entry of the catalogue, which then precedes that of the configuration.
+    ///
+    /// # Errors
+    /// The entry is wrong, or does not go with another one.
+    pub fn set_model(&self, name: &str, spec: ModelSpec) -> Result<(), ConfigError> {
+        let mut entries = self.entries();
+        let models = entries.set(name, spec)?;
+        self.replace_models(models);
+        Ok(())
+    }
+
+    /// Removes an entry of the catalogue that was set; returns whether there was one.
+    pub fn unset_model(&self, name: &str) -> bool {
+        let mut entries = self.entries();
+        let models = entries.unset(name);
+        models.map(|models| self.replace_models(models)).is_some()
+    }
+
+    fn replace_models(&self, models: BTreeMap<String, ModelSpec>) {
+        let settings = Settings { models, ..Settings::clone(&self.settings()) };
         self.settings.store(Arc::new(settings));
     }
 

@@ -157,6 +157,43 @@ async fn a_turn_that_continues_a_stored_response_goes_to_the_model_that_made_it(
 }
 
 #[tokio::test]
+async fn names_are_set_and_removed_by_the_admin_api() {
+    let (a, b) = (FakeEngine::start("org/a").await, FakeEngine::start("b").await);
+    let gateway = TestGateway::start(with("gpt", of(vec![target("org/a", 1)])), &[&a, &b]).await;
+    let served = async |name: &str| {
+        let (reply, (_, model)) = tokio::join!(gateway.ask("POST", CHAT, chat(name, "hi")), serve([&a, &b]));
+        assert_eq!(reply.status, 200);
+        model
+    };
+    assert_eq!(served("gpt").await, "org/a");
+    let body = json!({"targets": [{"model": "b"}]}).to_string();
+    let reply = gateway.operate("PUT", "/catalogue/gpt", &body).await;
+    assert_eq!((reply.status, reply.json()["set_by"].as_str()), (200, Some("admin")));
+    assert_eq!(gateway.operate("PUT", "/catalogue/org%2Fx", &body).await.status, 201);
+    assert_eq!((served("gpt").await, served("org/x").await), ("b".into(), "b".into()));
+    assert_eq!(gateway.operate("GET", "/catalogue", "").await.json()["total"], 2);
+    assert_eq!(gateway.operate("GET", "/catalogue/org%2Fx", "").await.json()["targets"][0]["weight"], 1);
+    for (path, body, said) in [
+        ("/catalogue/y", r#"{"targets": [{"model": "gpt"}]}"#, "models.y: it leads to `gpt`"),
+        ("/catalogue/y", r#"{"targets": []}"#, "models.y.targets"),
+        ("/catalogue/y", r#"{"target": []}"#, "unknown field `target`"),
+    ] {
+        let reply = gateway.operate("PUT", path, body).await;
+        assert_eq!(reply.status, 400);
+        assert!(reply.text().contains(said), "{}", reply.text());
+    }
+    assert_eq!(gateway.operate("DELETE", "/catalogue/gpt", "").await.status, 200);
+    assert_eq!(
+        gateway.operate("DELETE", "/catalogue/gpt", "").await.status,
+        409,
+        "it is in the configuration"
+    );
+    assert_eq!(gateway.operate("DELETE", "/catalogue/y", "").await.status, 404);
+    assert_eq!(served("gpt").await, "org/a");
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn a_header_sends_a_request_to_a_canary() {
     let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
     let mut canary = target("b", 0);

@@ -1,5 +1,6 @@
 //! The model of a request: the one that it names, or the default one, and what serves it by the catalogue (`models`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use kvlane_fleet::worker::WorkerId;
 use kvlane_wire::api::Repeats;
 use kvlane_wire::edit;
 use kvlane_wire::openai::ParseError;
+use serde_json::Value;
 
 use crate::admission::{named_pool, no_endpoint};
 use crate::alias::Alias;
@@ -179,6 +181,20 @@ pub(super) fn with_model(body: &[u8], model: &str) -> Result<Bytes, ParseError> 
     Ok(edit::with_model(text, model).map_err(ParseError::from)?.into())
 }
 
+/// Where a name stands in a body that it was borrowed from, quotes included; none if it was written with escapes.
+pub(super) fn place_of(name: &str, body: &[u8]) -> Option<Range<usize>> {
+    let start = (name.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?.checked_sub(1)?;
+    let at = start..start + name.len() + 2;
+    let there = body.get(at.clone())?;
+    (there.first() == Some(&b'"') && there.ends_with(b"\"")).then_some(at)
+}
+
+/// A body with this model where another one stands.
+pub(super) fn with_name(body: &[u8], at: Range<usize>, model: &str) -> Bytes {
+    let quoted = Value::from(model).to_string();
+    [&body[..at.start], quoted.as_bytes(), &body[at.end..]].concat().into()
+}
+
 /// Why a fallback is tried after this error of the target, as `x-router-fallback` and metrics say it.
 fn why(error: &ApiError) -> &'static str {
     match error {
@@ -240,6 +256,15 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_replaced_where_it_stands() {
+        let body = br#"{"a":1,"model" : "gpt","b":2}"#;
+        let name = str::from_utf8(&body[18..21]).expect("text");
+        let at = place_of(name, body).expect("its place");
+        assert_eq!(with_name(body, at, "m\"1"), &br#"{"a":1,"model" : "m\"1","b":2}"#[..]);
+        assert_eq!(place_of("gpt", body), None, "it is elsewhere");
+    }
 
     #[test]
     fn an_error_names_the_choices() {

@@ -30,7 +30,7 @@ pub enum Audience {
 const READ: &str = "GET, HEAD";
 
 /// All paths of the gateway's own API.
-pub const OWN_PATHS: [OwnPath; 24] = [
+pub const OWN_PATHS: [OwnPath; 26] = [
     own("/liveness", READ, Audience::Open),
     own("/health", READ, Audience::Open),
     own("/v1/health", READ, Audience::Open),
@@ -47,6 +47,8 @@ pub const OWN_PATHS: [OwnPath; 24] = [
     own("/v1/models/{model}", READ, Audience::Clients),
     own("/workers", "GET, HEAD, POST", Audience::Operators),
     own("/workers/{worker}", "GET, HEAD, PUT, PATCH, DELETE", Audience::Operators),
+    own("/catalogue", READ, Audience::Operators),
+    own("/catalogue/{model}", "GET, HEAD, PUT, DELETE", Audience::Operators),
     own("/add_worker", "POST", Audience::Operators),
     own("/remove_worker", "POST", Audience::Operators),
     own("/list_workers", READ, Audience::Operators),

@@ -2,21 +2,27 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::LazyLock;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use http_body::{Body, Frame};
+use memchr::memchr_iter;
 use memchr::memmem::Finder;
 
 use crate::alias::Alias;
 
+/// What precedes the name.
+const MEMBER: &[u8] = b"\"model\":";
+
 /// A body in which one name is replaced. Within the strings of JSON quotes are escaped, so what is found is a member.
 pub(super) struct Renamed<B> {
     inner: B,
-    /// Both ways to write the member, and what replaces each.
-    members: [(Finder<'static>, Bytes); 2],
+    /// The name as JSON, and what replaces it.
+    from: Bytes,
+    to: Bytes,
     /// The end of the last piece, which may be the beginning of the member.
     held: Bytes,
 }
@@ -31,49 +37,70 @@ pub(super) fn names_model(headers: &HeaderMap) -> bool {
 
 impl<B> Renamed<B> {
     pub(super) fn new(inner: B, alias: &Alias) -> Self {
-        let quoted = |name: &str| serde_json::Value::from(name).to_string();
-        let (from, to) = (quoted(&alias.model), quoted(&alias.asked));
-        let member = |space: &str| {
-            let found = Finder::new(format!("\"model\":{space}{from}").as_bytes()).into_owned();
-            (found, Bytes::from(format!("\"model\":{space}{to}")))
-        };
-        Self { inner, members: [member(""), member(" ")], held: Bytes::new() }
+        let quoted = |name: &str| serde_json::Value::from(name).to_string().into();
+        Self { inner, from: quoted(&alias.model), to: quoted(&alias.asked), held: Bytes::new() }
     }
 
     /// The next bytes of the body after this piece of the engine's.
     fn rename(&mut self, piece: Bytes) -> Bytes {
-        let mut piece = match self.held.is_empty() {
+        let piece = match self.held.is_empty() {
             true => piece,
             false => [std::mem::take(&mut self.held), piece].concat().into(),
         };
-        for (finder, to) in &self.members {
-            piece = replaced(piece, finder, to);
-        }
-        let begun = |finder: &Finder<'_>| {
-            let member = finder.needle();
-            (1..member.len().min(piece.len() + 1)).rev().find(|&length| piece.ends_with(&member[..length]))
-        };
-        let begun = self.members.iter().filter_map(|(finder, _)| begun(finder)).max().unwrap_or(0);
-        self.held = piece.split_off(piece.len() - begun);
+        let mut piece = self.replaced(piece);
+        self.held = piece.split_off(piece.len() - self.begun(&piece));
         piece
+    }
+
+    /// A piece in which each occurrence is replaced.
+    fn replaced(&self, piece: Bytes) -> Bytes {
+        static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(MEMBER));
+        let (mut out, mut kept) = (BytesMut::new(), 0);
+        for at in FINDER.find_iter(&piece) {
+            let value = value_of(&piece[at..]);
+            if !value.starts_with(&self.from) {
+                continue;
+            }
+            let start = piece.len() - value.len();
+            if out.is_empty() {
+                out.reserve(piece.len() + self.to.len());
+            }
+            out.extend_from_slice(&piece[kept..start]);
+            out.extend_from_slice(&self.to);
+            kept = start + self.from.len();
+        }
+        if kept == 0 {
+            return piece;
+        }
+        out.extend_from_slice(&piece[kept..]);
+        out.freeze()
+    }
+
+    /// Length of the piece's end that may be the beginning of the member.
+    fn begun(&self, piece: &[u8]) -> usize {
+        // Events end with a line, and the member has none.
+        if piece.last() == Some(&b'\n') {
+            return 0;
+        }
+        let longest = MEMBER.len() + b" ".len() + self.from.len() - 1;
+        let end = &piece[piece.len() - longest.min(piece.len())..];
+        let begins = |at: &usize| {
+            let end = &end[*at..];
+            let value = value_of(end);
+            if end.len() <= MEMBER.len() {
+                MEMBER.starts_with(end)
+            } else {
+                end.starts_with(MEMBER) && self.from.starts_with(value)
+            }
+        };
+        memchr_iter(b'"', end).find(begins).map_or(0, |at| end.len() - at)
     }
 }
 
-/// A piece in which each occurrence is replaced.
-fn replaced(piece: Bytes, finder: &Finder<'_>, to: &[u8]) -> Bytes {
-    let mut found = finder.find_iter(&piece).peekable();
-    if found.peek().is_none() {
-        drop(found);
-        return piece;
-    }
-    let (mut out, mut from) = (BytesMut::with_capacity(piece.len() + to.len()), 0);
-    for at in found {
-        out.extend_from_slice(&piece[from..at]);
-        out.extend_from_slice(to);
-        from = at + finder.needle().len();
-    }
-    out.extend_from_slice(&piece[from..]);
-    out.freeze()
+/// What follows a member's name, and the space that may be before it.
+fn value_of(member: &[u8]) -> &[u8] {
+    let value = member.get(MEMBER.len()..).unwrap_or_default();
+    value.strip_prefix(b" ").unwrap_or(value)
 }
 
 impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Body for Renamed<B> {

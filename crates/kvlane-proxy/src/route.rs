@@ -53,7 +53,7 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let ((served, alias), attributes, seed, estimated, salt, (kept, reserved, telling)) =
+    let ((served, alias, named_at), attributes, seed, estimated, salt, (kept, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
             let reader = proxy.attribute_reader.load();
             let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
@@ -84,7 +84,7 @@ pub(super) async fn route(
                 objects::made_by_only(id, &model::all(proxy, parts, parsed.model.as_deref())?)?;
             }
             Ok((
-                (served, alias),
+                (served, alias, parsed.model.as_deref().and_then(|name| model::place_of(name, body))),
                 attributes,
                 seed,
                 estimated,
@@ -126,7 +126,11 @@ pub(super) async fn route(
     let stripped = reserved.then(|| strip_transfer_params(body)).transpose()?;
     let body = stripped.as_ref().unwrap_or(body);
     let renamed = alias.as_deref().filter(|alias| alias.renames());
-    let renamed = renamed.map(|alias| model::with_model(body, &alias.model)).transpose()?;
+    let renamed = renamed.map(|alias| match named_at.filter(|_| stripped.is_none()) {
+        Some(at) => Ok(model::with_name(body, at, &alias.model)),
+        None => model::with_model(body, &alias.model),
+    });
+    let renamed = renamed.transpose()?;
     let body = renamed.as_ref().unwrap_or(body);
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
