@@ -46,6 +46,7 @@ use tokio_util::task::TaskTracker;
 
 use self::discovered::Discovered;
 use self::problem_log::ProblemLog;
+use crate::empty_pools;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;
@@ -152,6 +153,11 @@ impl Controller {
         let (drained, letting_go) = (Arc::new(tokio::sync::Mutex::new(drained)), Arc::clone(&controller));
         controller
             .spawn("drained workers".into(), move || Arc::clone(&letting_go).let_go(Arc::clone(&drained)));
+        let (fleet, stop) = (Arc::clone(&controller.fleet), controller.tasks.stop.clone());
+        controller.spawn("empty pools".into(), move || {
+            let (fleet, stop) = (Arc::clone(&fleet), stop.clone());
+            async move { stop.run_until_cancelled(empty_pools::call(fleet)).await.unwrap_or_default() }
+        });
         controller
     }
 

@@ -21,6 +21,8 @@ const SERVED_NAMES_MAX: usize = 4096;
 #[derive(Default)]
 pub struct EmptyPools {
     state: Mutex<State>,
+    /// Woken by the first request that waits for a model.
+    begun: Notify,
 }
 
 #[derive(Default)]
@@ -80,6 +82,9 @@ impl EmptyPools {
             return Err(NoRoom::Full);
         }
         *waiting += 1;
+        if *waiting == 1 {
+            self.begun.notify_one();
+        }
         let name: Arc<str> = name.into();
         let room = state.rooms.entry(Arc::clone(&name));
         let room = room.or_insert_with(|| Room { requests: 0, served: Arc::default() });
@@ -88,6 +93,11 @@ impl EmptyPools {
         let served = Box::pin(Arc::clone(&room.served).notified_owned());
         drop(state);
         Ok(Waits { pools: self, name, label, served })
+    }
+
+    /// Waits until a request is the first that waits for a model.
+    pub async fn begun(&self) {
+        self.begun.notified().await;
     }
 
     /// Wakes all requests, and lets none wait any more: the gateway ends. Returns whether there were any.

@@ -48,6 +48,10 @@ section! {
         /// they get 503 at once. At most `queue_size` requests wait per model.
         #[serde(with = "humantime_serde")]
         pub empty_pool_timeout: Duration = Duration::ZERO, in TIME_OR_ZERO;
+        /// A URL that gets `{"model": "m", "waiting": 3}` by POST when requests begin to wait for the first endpoint of a model,
+        /// and every 10 s while they do: for a scaler that starts engines.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub empty_pool_webhook: Option<String> = None;
         /// Prompt bytes per block of the prefix index: 256 bytes are about 64 tokens.
         pub block_bytes: u32 = 256, in 16..=1 << 20;
         /// Maximum bytes of the approximate prefix index of one pool.

@@ -251,3 +251,38 @@ async fn a_request_of_a_data_plane_waits_for_an_endpoint_too() {
     plane.close().await;
     picker.shut_down().await;
 }
+
+#[tokio::test]
+async fn a_scaler_is_told_of_each_model_that_requests_wait_for() {
+    let (scaler, engine) = (FakeEngine::start("scaler").await, FakeEngine::start("m").await);
+    let mut config = patient();
+    config.routing.empty_pool_webhook = Some(format!("{}/wake?by=kvlane", scaler.url()));
+    let gateway = TestGateway::start(config, &[]).await;
+    let mut clients = Vec::new();
+    for waiting in 1..=2 {
+        clients.push(gateway.begin(chat("m", "hi")).await);
+        self::waiting(&gateway, "m", waiting).await;
+        if waiting == 1 {
+            let call = scaler.call().await;
+            assert_eq!(call.target(), "POST /wake?by=kvlane");
+            let told: serde_json::Value = serde_json::from_slice(&call.body).expect("JSON");
+            assert_eq!(told, serde_json::json!({"model": "m", "waiting": 1}));
+            // A failure does not end it.
+            call.answer(500, "{}").await;
+        }
+    }
+    add(&gateway, &engine);
+    for client in &mut clients {
+        assert_eq!(answered(client, &engine).await.status, 200);
+    }
+    eventually("nothing waits", || gateway.fleet().waiting_for_endpoints().get("m") == Some(&0)).await;
+    gateway.end().await;
+}
+
+#[test]
+fn a_webhook_must_be_a_url() {
+    let mut config = config();
+    config.routing.empty_pool_webhook = Some("wake".into());
+    let error = config.validate().expect_err("no URL").to_string();
+    assert!(error.contains("routing.empty_pool_webhook"), "{error}");
+}

@@ -64,6 +64,13 @@ pub enum AskError {
     },
 }
 
+/// The origin of a URL, and its path with the query; `/` if it has none.
+pub fn origin_and_path(url: &str) -> (&str, &str) {
+    let host = url.find("://").map_or(0, |at| at + "://".len());
+    let (origin, path) = url.split_at(url[host..].find('/').map_or(url.len(), |at| host + at));
+    (origin, if path.is_empty() { "/" } else { path })
+}
+
 // === impl Client ===
 
 impl Client {

@@ -4,6 +4,7 @@ mod log;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use kvlane_control::health::Health;
 pub use kvlane_control::replicas::config::Replicas;
@@ -24,6 +25,7 @@ use kvlane_fleet::timings::Timings;
 pub use kvlane_fleet::tokenize::{Content, TokenSource, Tokens};
 use kvlane_fleet::worker::config::workers;
 pub use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
+use kvlane_http::client::{Client, origin_and_path};
 use kvlane_http::connections::ConnectionsConfig;
 use kvlane_http::secret::Secret;
 use kvlane_http::tls::TlsConfig;
@@ -167,6 +169,11 @@ impl Config {
     fn validate_paths(&self) -> Result<(), ConfigError> {
         if !self.health.path.starts_with('/') {
             return wrong("health.path", format!("'{}' must begin with '/'", self.health.path));
+        }
+        if let Some(url) = &self.routing.empty_pool_webhook
+            && let Err(problem) = Client::at(origin_and_path(url).0, Duration::from_secs(1))
+        {
+            return wrong("routing.empty_pool_webhook", problem);
         }
         match self.timeouts.routes.keys().find(|path| !path.starts_with('/')) {
             Some(path) => wrong(

@@ -20,7 +20,7 @@ pub struct FakeEngine {
     shared: Arc<Shared>,
     /// Stops everything.
     stop: CancellationToken,
-    /// Stops listening, and closes idle connections.
+    /// Stops listening, and then closes idle connections.
     refuse: CancellationToken,
     /// Closes the port.
     shut: CancellationToken,
@@ -114,22 +114,27 @@ impl FakeEngine {
             shut: shut.clone(),
         };
         tokio::spawn(async move {
+            let idle = CancellationToken::new();
             loop {
                 let stream = tokio::select! {
                     accepted = listener.accept() => accepted.expect("an engine accepts").0,
-                    () = refuse.cancelled() => return,
-                    () = shut.cancelled() => return,
-                    () = deafen.cancelled() => { refuse.cancelled().await; return }
+                    () = refuse.cancelled() => break,
+                    () = shut.cancelled() => break,
+                    () = deafen.cancelled() => { refuse.cancelled().await; break }
                 };
-                let (shared, stop, refuse) = (Arc::clone(&shared), stop.clone(), refuse.clone());
+                let (shared, stop, idle) = (Arc::clone(&shared), stop.clone(), idle.clone());
                 let reading = Arc::clone(&shared.reading);
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = shared.serve(stream, reading, refuse) => {}
+                        () = shared.serve(stream, reading, idle) => {}
                         () = stop.cancelled() => {}
                     }
                 });
             }
+            // Whoever sees an idle connection close finds the port closed.
+            drop(listener);
+            refuse.cancelled().await;
+            idle.cancel();
         });
         engine
     }
@@ -270,19 +275,19 @@ impl Drop for FakeEngine {
 
 impl Shared {
     /// Serves one connection until either side closes it.
-    async fn serve(&self, mut stream: TcpStream, mut reading: Arc<()>, refuse: CancellationToken) {
+    async fn serve(&self, mut stream: TcpStream, mut reading: Arc<()>, idle: CancellationToken) {
         stream.set_nodelay(true).expect("a socket option");
         let connection = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let mut buffer = BytesMut::new();
         loop {
             let read = tokio::select! {
                 read = self.read(&mut stream, &mut buffer) => read,
-                () = refuse.cancelled() => return,
+                () = idle.cancelled() => return,
             };
             let Some((head, body)) = read else { return };
             if let Some((status, kind, text)) = self.probe_answer(&head, &body) {
                 if status == 0 {
-                    return refuse.cancelled().await;
+                    return idle.cancelled().await;
                 }
                 let answer = answer_bytes(status, kind, &text);
                 if stream.write_all(answer.as_bytes()).await.is_err() {
