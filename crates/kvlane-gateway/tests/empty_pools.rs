@@ -272,8 +272,11 @@ async fn a_scaler_is_told_of_each_model_that_requests_wait_for() {
         }
     }
     add(&gateway, &engine);
+    for _ in &clients {
+        engine.answer("{}").await;
+    }
     for client in &mut clients {
-        assert_eq!(answered(client, &engine).await.status, 200);
+        assert_eq!(client.reply().await.status, 200);
     }
     eventually("nothing waits", || gateway.fleet().waiting_for_endpoints().get("m") == Some(&0)).await;
     gateway.end().await;
