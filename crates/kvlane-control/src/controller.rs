@@ -32,7 +32,7 @@ use kvlane_fleet::metrics::{Reached, WorkerLabel};
 use kvlane_fleet::panics::persist;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::config::WorkerSpec;
-use kvlane_fleet::worker::{State, Worker, WorkerId};
+use kvlane_fleet::worker::{Rank, State, Worker, WorkerId};
 use kvlane_http::address::worker_name;
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
@@ -56,6 +56,8 @@ use crate::parity_check;
 const PROBE_BYTES_MAX: usize = 8 << 20;
 /// Probes between two reads of a healthy worker's model list: adapters come and go.
 const PROBES_PER_MODEL_LIST: u32 = 15;
+/// Shortest time between two probes of a service outside the fleet.
+const PROVIDER_INTERVAL: Duration = Duration::from_secs(60);
 /// Most workers that are probed for the first time at once: each such probe is up to a dozen requests.
 const FIRST_PROBES_MAX: usize = 256;
 /// How long a first probe counts against [`FIRST_PROBES_MAX`], so that workers that do not answer do not hold up others.
@@ -369,13 +371,17 @@ impl Controller {
                     }
                 }
                 Ok(()) = reloads.changed() => {
-                    due = probed_at.map_or(due, |last| last + self.health().interval);
-                    continue;
+                    // `models` may lead to others of a provider's models now.
+                    if worker.provider.is_none() {
+                        due = probed_at.map_or(due, |last| last + self.health().interval);
+                        continue;
+                    }
                 }
                 () = self.tasks.stop.cancelled() => return,
             }
             let now = Instant::now();
-            (probed_at, due) = (Some(now), now + self.health().interval);
+            let at_least = worker.provider.as_ref().map_or(Duration::ZERO, |_| PROVIDER_INTERVAL);
+            (probed_at, due) = (Some(now), now + self.health().interval.max(at_least));
             asked = false;
             if !self.fleet.workers().contains_key(&worker.id) {
                 // The last probe may have returned its connection to the pool after the worker had left.
@@ -414,6 +420,12 @@ impl Controller {
 
     /// Health, then models if they are not known or due, then load.
     async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
+        if let Some(provider) = &worker.provider {
+            let names = self.models_of_provider(worker, provider).await?;
+            self.register(worker, names, vec![Rank { number: 0, source: None }], &self.turn());
+            self.list_names().await;
+            return Ok(());
+        }
         let path = self.health().path.clone();
         match self.get(worker, &path).await {
             Ok((status, _)) if status.is_success() => {}

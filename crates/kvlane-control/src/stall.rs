@@ -110,6 +110,10 @@ fn note_silent(fleet: &Fleet, watched: &mut HashMap<Key, Watched>) {
     let now = fleet.clock.now();
     for pool in &fleet.snapshot().pools {
         for endpoint in pool.endpoints() {
+            // A service outside the fleet has no page, and a request for one token costs money.
+            if endpoint.worker.provider.is_some() {
+                continue;
+            }
             if endpoint.vitals.is_idle() || now - endpoint.vitals.heard() < CLOSER_AFTER {
                 continue;
             }

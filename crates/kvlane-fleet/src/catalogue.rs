@@ -4,10 +4,14 @@
 //! conversation gets depends on the conversation alone, so all its turns find the same caches. If the target cannot take
 //! the request, the declared fallbacks follow, in order.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use kvlane_core::config::{ConfigError, Setting, wrong};
 use kvlane_core::section;
+
+use crate::worker::config::WorkerSpec;
+use crate::worker::provider::Provider;
 
 /// Most fallbacks of a model.
 const FALLBACKS_MAX: usize = 8;
@@ -49,6 +53,9 @@ section! {
     pub struct FallbackSpec {
         /// A model or adapter that workers serve.
         pub model: String;
+        /// The service outside the fleet that serves it (`workers[].provider`), if workers of the fleet do not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub provider: Option<String>;
         /// Whether it can be given tools.
         #[serde(default = "yes")]
         pub tools: bool;
@@ -140,10 +147,10 @@ impl Entries {
 // === impl ModelSpec ===
 
 impl ModelSpec {
-    /// The models that can serve it: targets, then fallbacks.
-    pub fn models(&self) -> impl Iterator<Item = &str> {
-        let fallbacks = self.fallbacks.iter().map(|fallback| &*fallback.model);
-        self.targets.iter().map(|target| &*target.model).chain(fallbacks)
+    /// The pools and adapters that can serve it: targets, then fallbacks.
+    pub fn models(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        let targets = self.targets.iter().map(|target| Cow::Borrowed(&*target.model));
+        targets.chain(self.fallbacks.iter().map(FallbackSpec::served_as))
     }
 
     /// The target of a request.
@@ -172,6 +179,28 @@ impl ModelSpec {
     }
 }
 
+// === impl FallbackSpec ===
+
+impl FallbackSpec {
+    /// The name under which the fleet has it.
+    pub fn served_as(&self) -> Cow<'_, str> {
+        match &self.provider {
+            Some(provider) => Provider::pool_of(provider, &self.model).into(),
+            None => Cow::Borrowed(&*self.model),
+        }
+    }
+}
+
+/// The models of a service outside the fleet that are a fallback of some name.
+pub fn models_of<'a>(models: &'a BTreeMap<String, ModelSpec>, provider: &str) -> Vec<&'a str> {
+    let fallbacks = models.values().flat_map(|spec| &spec.fallbacks);
+    let of_it = fallbacks.filter(|fallback| fallback.provider.as_deref() == Some(provider));
+    let mut of_it: Vec<_> = of_it.map(|fallback| &*fallback.model).collect();
+    of_it.sort_unstable();
+    of_it.dedup();
+    of_it
+}
+
 // === impl TargetSpec ===
 
 impl TargetSpec {
@@ -193,8 +222,8 @@ impl TargetSpec {
 pub fn validate(models: &BTreeMap<String, ModelSpec>) -> Result<(), ConfigError> {
     for (name, spec) in models {
         let field = format!("models.{name}");
-        let mut led_to =
-            spec.targets.iter().map(|target| &target.model).chain(spec.fallbacks.iter().map(|to| &to.model));
+        let of_fleet = spec.fallbacks.iter().filter(|to| to.provider.is_none());
+        let mut led_to = spec.targets.iter().map(|target| &target.model).chain(of_fleet.map(|to| &to.model));
         if name.is_empty() || spec.targets.iter().any(|target| target.model.is_empty()) {
             return wrong(
                 &field,
@@ -211,6 +240,30 @@ pub fn validate(models: &BTreeMap<String, ModelSpec>) -> Result<(), ConfigError>
             return wrong(
                 &field,
                 format!("it leads to `{other}`, which is itself in `models`: name what workers serve"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Checks that each service outside the fleet that is a fallback is among the workers.
+///
+/// # Errors
+/// The first that is not.
+pub fn validate_providers(
+    models: &BTreeMap<String, ModelSpec>,
+    workers: &[WorkerSpec],
+) -> Result<(), ConfigError> {
+    let known: Vec<_> = workers.iter().filter_map(|worker| Some(&worker.provider.as_ref()?.name)).collect();
+    for (name, spec) in models {
+        let named = spec.fallbacks.iter().enumerate().filter_map(|(n, to)| Some((n, to.provider.as_ref()?)));
+        if let Some((n, unknown)) = named.into_iter().find(|(_, provider)| !known.contains(provider)) {
+            return wrong(
+                &format!("models.{name}.fallbacks[{n}].provider"),
+                format!(
+                    "no worker is the provider '{unknown}': add one, as in \
+                     `{{url: 'https://api.example.com', provider: {{name: {unknown}}}, api_key: {{file: /run/secrets/{unknown}}}}}`"
+                ),
             );
         }
     }

@@ -31,6 +31,7 @@ use crate::metrics::{PoolMetrics, SelectionMetrics};
 use crate::tokenize::Counting;
 use crate::traffic::Traffic;
 use crate::vitals::Vitals;
+use crate::worker::provider::Provider;
 use crate::worker::{Rank, Worker, WorkerId};
 
 /// The endpoints that serve one model and its adapters.
@@ -41,6 +42,8 @@ pub struct ModelPool {
     pub router: Router,
     /// How its prompts are counted.
     pub counting: Counting,
+    /// The service outside the fleet whose model it is: only the catalogue of models sends it requests.
+    pub provider: Option<Arc<Provider>>,
     /// Its metrics.
     pub metrics: PoolMetrics,
     /// Times to first token at its endpoints, recorded while hedging is on.
@@ -102,6 +105,7 @@ impl ModelPool {
             model: model.into(),
             router,
             counting,
+            provider: None,
             metrics,
             first_tokens: FirstTokens::default(),
             logged_side: LoggedSide::default(),
@@ -119,6 +123,11 @@ impl ModelPool {
     /// A pool that notifies `placed` of each placement.
     pub(crate) fn announcing(self, placed: Arc<Notify>) -> Self {
         Self { placed: Some(placed), ..self }
+    }
+
+    /// A pool of a model of a service outside the fleet.
+    pub fn of_provider(self, provider: Arc<Provider>) -> Self {
+        Self { provider: Some(provider), counting: Counting::Estimate, ..self }
     }
 
     /// Its policy's name.

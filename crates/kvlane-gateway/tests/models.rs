@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvlane_gateway::config::{Config, FallbackSpec, LimitSpec, MirrorSpec, ModelSpec, TargetSpec};
+use kvlane_gateway::config::{
+    Config, FallbackSpec, LimitSpec, MirrorSpec, ModelSpec, ProviderSpec, TargetSpec, WorkerSpec,
+};
 use kvlane_gateway::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, key, next_call,
 };
+use kvlane_http::secret::Secret;
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
@@ -27,7 +30,7 @@ fn with(name: &str, spec: ModelSpec) -> Config {
 }
 
 fn fallback(model: &str, tools: bool) -> FallbackSpec {
-    FallbackSpec { model: model.into(), tools }
+    FallbackSpec { model: model.into(), provider: None, tools }
 }
 
 async fn ask_with(gateway: &TestGateway, fields: &str, body: &str) -> Reply {
@@ -333,4 +336,103 @@ async fn requests_of_a_key_go_to_its_target() {
         assert_eq!((reply.status, index), (200, expected), "{who}");
     }
     gateway.end().await;
+}
+
+/// Fallback for `a` at a service outside the fleet that has model `a`, too.
+fn with_provider(service: &FakeEngine, tokens_per_hour: Option<u64>) -> Config {
+    let outside = FallbackSpec { provider: Some("outside".into()), ..fallback("a", true) };
+    let mut config = with("gpt", ModelSpec { fallbacks: vec![outside], ..of(vec![target("a", 1)]) });
+    let provider = Some(ProviderSpec { name: "outside".into(), tokens_per_hour });
+    let api_key = Some(Secret::new("theirs"));
+    config.workers.push(WorkerSpec { provider, api_key, ..WorkerSpec::new(service.url()) });
+    config.upstream.api_key = Some(Secret::new("ours"));
+    config
+}
+
+/// Answers a request at a service outside the fleet, which counts this many tokens.
+async fn serve_outside(service: &FakeEngine, tokens: u64) -> Value {
+    let call = service.call().await;
+    assert_eq!(call.header("authorization"), Some("Bearer theirs"));
+    let usage = json!({"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens});
+    let asked = serde_json::from_slice(&call.body).expect("JSON");
+    call.answer(200, &json!({"id": "x", "model": "a", "choices": [], "usage": usage}).to_string()).await;
+    asked
+}
+
+/// Invariant: A service outside the fleet gets only requests that fall back to it, within its budget.
+#[tokio::test]
+async fn a_service_outside_the_fleet_gets_only_what_falls_back_to_it_within_its_budget() {
+    let (a, service) = (FakeEngine::start("a").await, FakeEngine::start("unlisted").await);
+    let mut config = with_provider(&service, Some(1000));
+    config.auth.isolate_tenants = true;
+    config.auth.keys = vec![key("ann", Role::Admin)];
+    let gateway = TestGateway::start(config, &[&a]).await;
+    let ask =
+        async |model: &str| ask_with(&gateway, "authorization: Bearer k-ann\r\n", &chat(model, "hi")).await;
+
+    // The same model of the fleet is another one.
+    let (reply, (index, _)) = tokio::join!(ask("a"), serve([&a, &service]));
+    assert_eq!((reply.status, index), (200, 0));
+    let mut client = Client::connect(gateway.address()).await;
+    client.request_with("GET", "/v1/models", "authorization: Bearer k-ann\r\n", "").await;
+    let listed = client.reply().await.json();
+    let ids: Vec<_> =
+        listed["data"].as_array().expect("a list").iter().map(|card| card["id"].clone()).collect();
+    assert_eq!(ids, ["a", "gpt"]);
+    assert_eq!((ask("outside:a").await.status, ask("unlisted").await.status), (404, 404));
+
+    drain(&gateway, &a, true).await;
+    assert_eq!(ask("a").await.status, 503, "by its own name it has no fallback");
+    let (reply, asked) = tokio::join!(ask("gpt"), serve_outside(&service, 1500));
+    assert_eq!((reply.status, reply.header("x-router-model")), (200, Some("outside:a")));
+    assert_eq!((&asked["model"], &asked["cache_salt"]), (&json!("a"), &Value::Null), "as they know it");
+    gateway.ledger_is_zero().await;
+    let reply = ask("gpt").await;
+    assert_eq!(
+        (reply.status, reply.error_code().as_str()),
+        (503, "no_endpoint_ready"),
+        "the budget is used up"
+    );
+    assert!(service.call_at_hand().await.is_none() && service.pages_read() == 0);
+    drain(&gateway, &a, false).await;
+    let (reply, (index, _)) = tokio::join!(ask("gpt"), serve([&a, &service]));
+    assert_eq!((reply.status, index, reply.header("x-router-fallback")), (200, 0, None));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_reload_leads_to_another_model_of_a_service_outside_the_fleet() {
+    let (a, service) = (FakeEngine::start("a").await, FakeEngine::start("unlisted").await);
+    let config = with_provider(&service, None);
+    let gateway = TestGateway::start(config.clone(), &[&a]).await;
+    let mut next = config;
+    next.workers.push(WorkerSpec::new(a.url()));
+    next.models.get_mut("gpt").expect("its entry").fallbacks[0].model = "b".into();
+    gateway.serving().reload(next).expect("a good configuration");
+    eventually("it leads there", || gateway.fleet().snapshot().serves("outside:b")).await;
+    assert!(!gateway.fleet().snapshot().serves("outside:a"));
+    gateway.end().await;
+}
+
+#[test]
+fn a_provider_must_be_known_and_encrypted() {
+    let wrong = |change: fn(&mut Config)| {
+        let mut config = config();
+        let outside = FallbackSpec { provider: Some("outside".into()), ..fallback("m", true) };
+        config.models = BTreeMap::from([(
+            "gpt".into(),
+            ModelSpec { fallbacks: vec![outside], ..of(vec![target("a", 1)]) },
+        )]);
+        let provider = Some(ProviderSpec { name: "outside".into(), tokens_per_hour: None });
+        config.workers = vec![WorkerSpec { provider, ..WorkerSpec::new("https://api.example.com") }];
+        config.validate().expect("good");
+        change(&mut config);
+        config.validate().expect_err("wrong").to_string()
+    };
+    let error = wrong(|config| config.workers.clear());
+    assert!(error.contains("models.gpt.fallbacks[0].provider") && error.contains("'outside'"), "{error}");
+    let error = wrong(|config| config.workers[0].url = "http://api.example.com".into());
+    assert!(error.contains("workers[0].provider") && error.contains("https://"), "{error}");
+    let error = wrong(|config| config.workers[0].provider.as_mut().expect("one").name = "a:b".into());
+    assert!(error.contains("workers[0].provider.name"), "{error}");
 }

@@ -1,6 +1,7 @@
 //! A name of the catalogue of models, and the model that serves it.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use kvlane_fleet::worker::provider::Provider;
 
 /// The model that answers, where the client used another name.
 const MODEL: HeaderName = HeaderName::from_static("x-router-model");
@@ -14,6 +15,8 @@ pub(crate) struct Alias {
     pub(super) asked: String,
     /// The name under which workers serve the model.
     pub(super) model: String,
+    /// The pool or adapter, by the fleet's name for it.
+    pub(super) target: String,
     /// Why it is a fallback, if it is one.
     fallback: Option<&'static str>,
 }
@@ -21,9 +24,15 @@ pub(crate) struct Alias {
 // === impl Alias ===
 
 impl Alias {
-    /// The name that a client used, and the model that serves it; of a fallback also why.
-    pub(super) fn new(asked: &str, model: String, fallback: Option<&'static str>) -> Self {
-        Self { asked: asked.to_owned(), model, fallback }
+    /// The name that a client used, and what serves it; of a fallback also why.
+    pub(super) fn new(
+        asked: &str,
+        target: String,
+        provider: Option<&Provider>,
+        fallback: Option<&'static str>,
+    ) -> Self {
+        let model = provider.map_or(&*target, |provider| provider.own_name(&target)).to_owned();
+        Self { asked: asked.to_owned(), model, target, fallback }
     }
 
     /// Whether the engine knows the model by another name than the client.
@@ -33,7 +42,7 @@ impl Alias {
 
     /// Sets the headers that say which model answers.
     pub(super) fn mark(&self, headers: &mut HeaderMap) {
-        if let Ok(model) = HeaderValue::try_from(&self.model) {
+        if let Ok(model) = HeaderValue::try_from(&self.target) {
             headers.insert(MODEL, model);
         }
         headers.extend(self.fallback.map(|why| (FALLBACK, HeaderValue::from_static(why))));

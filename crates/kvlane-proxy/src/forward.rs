@@ -178,7 +178,7 @@ async fn serve(
                 mark(&mut answer.headers, &lease);
                 if let Some(alias) = &routed.alias {
                     alias.mark(&mut answer.headers);
-                    proxy.fleet.metrics.note_target(&alias.asked, &alias.model, alias.why());
+                    proxy.fleet.metrics.note_target(&alias.asked, &alias.target, alias.why());
                 }
                 let alias = routed.alias.clone().filter(|alias| alias.renames());
                 let transcript = Continuation::transcript(proxy, account, api, &body, &answer);

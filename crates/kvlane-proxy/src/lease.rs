@@ -51,6 +51,8 @@ pub struct Lease {
     untold: u32,
     /// Tokens of the answer that another worker wrote before, if it had begun.
     before: Option<u64>,
+    /// Tokens of prompt and answer by the engine's count, if it has reported one.
+    reported: Option<u64>,
     /// Its answer is not seen.
     passes_by: bool,
     /// Nothing is expected of its engine: its client is to go on.
@@ -101,6 +103,7 @@ impl Lease {
             tokens: 0,
             untold: 0,
             before: None,
+            reported: None,
             passes_by: false,
             idles: AtomicBool::new(false),
             leg: None,
@@ -354,6 +357,7 @@ impl Lease {
             let before = if usage.is_some() { 0 } else { self.before.unwrap_or(0) };
             charge.note(usage.map(|usage| usage.prompt_tokens), before + output_tokens);
         }
+        self.reported = usage.map(|usage| u64::from(usage.prompt_tokens) + output_tokens);
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
             self.outcome.push(Input::Wrote { request: self.request, output_tokens });
@@ -462,6 +466,10 @@ impl Drop for Lease {
         let untold = (count > 0).then_some(Input::Tokens { request, count });
         let inputs = untold.into_iter().chain(self.outcome.drain(..));
         self.pool.step_all(inputs.chain([Input::Finished { request }]));
+        if let Some(provider) = &self.pool.provider {
+            let known = u64::from(self.prompt_tokens) + self.tokens;
+            provider.spend(self.proxy.fleet.clock.now(), self.reported.unwrap_or(known));
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The model of a request: the one that it names, or the default one, and what serves it by the catalogue (`models`).
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,7 +76,14 @@ pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) ->
         return Ok(Chosen { served, alias: None });
     };
     match settings.models.get(name) {
-        None => Ok(Chosen { served: named_pool(proxy, name)?, alias: None }),
+        None => {
+            let served = named_pool(proxy, name)?;
+            // A client cannot spend what is kept for when the fleet fails.
+            match served.pool.provider.is_some() {
+                true => Err(ApiError::UnknownModel(name.into())),
+                false => Ok(Chosen { served, alias: None }),
+            }
+        }
         Some(spec) => by_catalogue(proxy, request, chain, name, spec),
     }
 }
@@ -88,7 +96,7 @@ pub(super) fn all(proxy: &Proxy, parts: &Parts, named: Option<&str>) -> Result<V
     let settings = proxy.fleet.settings();
     let Some(name) = name(&settings, parts, named) else { return Ok(vec![only(proxy)?]) };
     let Some(spec) = settings.models.get(name) else { return Ok(vec![named_pool(proxy, name)?]) };
-    let all: Vec<_> = spec.models().filter_map(|model| named_pool(proxy, model).ok()).collect();
+    let all: Vec<_> = spec.models().filter_map(|model| named_pool(proxy, &model).ok()).collect();
     if all.is_empty() { Err(ApiError::UnknownModel(name.into())) } else { Ok(all) }
 }
 
@@ -112,7 +120,8 @@ fn by_catalogue(
     if let Some(model) = made_by {
         chain.fallbacks = 0;
         let served = named_pool(proxy, &model)?;
-        return Ok(Chosen { served, alias: Some(Arc::new(Alias::new(name, model, None))) });
+        let alias = Alias::new(name, model, served.pool.provider.as_deref(), None);
+        return Ok(Chosen { served, alias: Some(Arc::new(alias)) });
     }
     let conversation = (request.conversation)();
     let headers = &request.parts.headers;
@@ -129,33 +138,40 @@ fn by_catalogue(
             target.ok_or_else(|| ApiError::UnknownModel(name.into()))?
         }
         (None, link) => match spec.fallbacks.get(link - 1) {
-            Some(fallback) if fallback.tools || !request.has_tools => fallback.model.clone(),
+            Some(fallback) if fallback.tools || !request.has_tools => fallback.served_as().into_owned(),
             _ => return Err(ApiError::UnknownModel(name.into())),
         },
     };
     let served = named_pool(proxy, &model)?;
+    let provider = served.pool.provider.as_deref();
+    if provider.is_some_and(|provider| !provider.has_budget(proxy.fleet.clock.now())) {
+        return Err(ApiError::UnknownModel(name.into()));
+    }
     let fallback = chain.first.as_ref().map(why);
-    Ok(Chosen { served, alias: Some(Arc::new(Alias::new(name, model, fallback))) })
+    let alias = Alias::new(name, model, provider, fallback);
+    Ok(Chosen { served, alias: Some(Arc::new(alias)) })
 }
 
 /// The model of an entry of the catalogue that a worker serves.
 fn model_of(proxy: &Proxy, spec: &ModelSpec, worker: WorkerId) -> Option<String> {
     let table = proxy.fleet.snapshot();
-    let serves = |model: &&str| {
-        table.by_name.get(*model).is_some_and(|served| !served.pool.endpoints_of(worker).is_empty())
+    let serves = |model: &Cow<'_, str>| {
+        table.by_name.get(&**model).is_some_and(|served| !served.pool.endpoints_of(worker).is_empty())
     };
-    spec.models().find(serves).map(str::to_owned)
+    spec.models().find(serves).map(Cow::into_owned)
 }
 
 /// The only model.
 fn only(proxy: &Proxy) -> Result<Arc<Served>, ApiError> {
     let table = proxy.fleet.snapshot();
-    match &table.pools[..] {
+    let of_fleet: Vec<_> = table.pools.iter().filter(|pool| pool.provider.is_none()).collect();
+    match &of_fleet[..] {
         [] => Err(no_endpoint(proxy, String::new())),
         [pool] => named_pool(proxy, &pool.model),
         _ => {
             let of_catalogue = proxy.fleet.settings();
-            let names = table.by_name.keys().chain(of_catalogue.models.keys());
+            let served = table.by_name.iter().filter(|(_, served)| served.pool.provider.is_none());
+            let names = served.map(|(name, _)| name).chain(of_catalogue.models.keys());
             Err(ApiError::MissingField(choices(names.map(String::as_str).collect())))
         }
     }

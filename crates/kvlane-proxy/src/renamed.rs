@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     fn renamed(pieces: &[&[u8]]) -> Vec<u8> {
-        let alias = Alias::new("gpt", "m/1".into(), None);
+        let alias = Alias::new("gpt", "m/1".into(), None, None);
         let mut renamed = Renamed::new((), &alias);
         let mut out = Vec::new();
         for piece in pieces {

@@ -132,7 +132,10 @@ pub(super) async fn route(
     });
     let renamed = renamed.transpose()?;
     let body = renamed.as_ref().unwrap_or(body);
-    let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
+    let salted = ours
+        .filter(|_| takes_salt(api) && pool.provider.is_none())
+        .map(|salt| salted(body, &salt))
+        .transpose()?;
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));

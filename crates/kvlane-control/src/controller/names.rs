@@ -31,7 +31,10 @@ pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Arc<[Ser
                 if !card["parent"].is_null() {
                     adapters.insert(name);
                 }
-                cards.entry(name.clone()).or_insert_with(|| card.clone());
+                // Clients do not see what only the catalogue leads to.
+                if pool.provider.is_none() {
+                    cards.entry(name.clone()).or_insert_with(|| card.clone());
+                }
             }
         }
     }

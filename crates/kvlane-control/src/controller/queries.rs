@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use kvlane_core::load::LoadReport;
+use kvlane_fleet::catalogue::models_of;
+use kvlane_fleet::worker::provider::Provider;
 use kvlane_fleet::worker::{Rank, ServedName, Worker};
 use kvlane_http::client::{AskError, ask};
 use kvlane_wire::engine::{ENGINES, FeedQuery};
@@ -64,6 +66,26 @@ impl Controller {
         let made = serde_json::json!({"id": model, "object": "model", "owned_by": "kvlane"});
         let card = card.map_or(made, |served| served.card);
         Ok(vec![ServedName { name: model.clone(), base: model.clone(), card }])
+    }
+
+    /// Whether a service outside the fleet answers, and which of its models `models` leads to.
+    pub(super) async fn models_of_provider(
+        &self,
+        worker: &Worker,
+        provider: &Provider,
+    ) -> Result<Vec<ServedName>, String> {
+        let path = "/v1/models";
+        match self.get(worker, path).await {
+            // Not all of them list their models.
+            Ok((status, _)) if status.is_success() || status == StatusCode::NOT_FOUND => {}
+            Ok((status, _)) => return Err(problem_log::of_status(worker, path, status)),
+            Err(error) => return Err(problem_log::of_error(&error)),
+        }
+        let served = |model: &&str| {
+            let name = Provider::pool_of(&provider.name, model);
+            ServedName { base: name.clone(), name, card: serde_json::Value::Null }
+        };
+        Ok(models_of(&self.fleet.settings().models, &provider.name).iter().map(served).collect())
     }
 
     pub(super) async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), AskError> {

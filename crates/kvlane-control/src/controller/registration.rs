@@ -85,7 +85,7 @@ impl Controller {
             if endpoints.iter().any(|(pool, endpoint)| pool.model == base && endpoint.rank == *rank) {
                 continue;
             }
-            let pool = self.pool(base);
+            let pool = self.pool(base, worker);
             // Events do not state to which of several base models they belong.
             let source = rank.source.clone().filter(|_| bases.len() == 1);
             let number = several.then_some(rank.number);
@@ -144,11 +144,15 @@ impl Controller {
     }
 
     /// The pool of a base model; opened if needed.
-    fn pool(&self, base: &str) -> Arc<ModelPool> {
+    fn pool(&self, base: &str, worker: &Worker) -> Arc<ModelPool> {
         if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
             return Arc::clone(pool);
         }
-        let pool = Arc::new(self.fleet.new_pool(base));
+        let pool = self.fleet.new_pool(base);
+        let pool = Arc::new(match &worker.provider {
+            Some(provider) => pool.of_provider(Arc::clone(provider)),
+            None => pool,
+        });
         tracing::info!(model = base, policy = pool.policy(), "pool created");
         self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
         pool

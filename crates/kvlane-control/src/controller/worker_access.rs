@@ -114,7 +114,8 @@ pub fn check_workers(workers: &[WorkerSpec], api_key: Option<&Secret>) -> Result
 
 /// The API key of a worker of the configuration.
 fn key_of<'a>(spec: &'a WorkerSpec, api_key: Option<&'a Secret>) -> Option<&'a Secret> {
-    spec.api_key.as_ref().or(api_key)
+    // The key of the fleet is not told to others.
+    spec.api_key.as_ref().or(api_key.filter(|_| spec.provider.is_none()))
 }
 
 /// Every address that the gateway would connect to for this worker.

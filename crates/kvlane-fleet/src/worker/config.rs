@@ -1,6 +1,7 @@
 //! Configuration of workers and their KV event feeds.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use kvlane_wire::engine::resolve;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use kvlane_core::config::{ConfigError, wrong};
 use kvlane_core::disaggregation::Role;
 use kvlane_core::section;
-use kvlane_http::address::worker_name;
+use kvlane_http::address::{Address, worker_name};
 use kvlane_http::secret::Secret;
 
 section! {
@@ -41,6 +42,23 @@ section! {
         /// The name in its certificate, if that is not the host of its `https` URL, such as a URL with an IP address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tls_server_name: Option<String>;
+        /// The service outside the fleet that it is, as in `{name: together, tokens_per_hour: 1000000}`: it gets only requests
+        /// for which `models` names it as a fallback.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub provider: Option<ProviderSpec>;
+    }
+}
+
+section! {
+    /// A service outside the fleet.
+    #[derive(Eq)]
+    pub struct ProviderSpec {
+        /// Its name in `models.*.fallbacks[].provider`.
+        pub name: String;
+        /// Tokens of prompts and answers that it may be sent and may write in an hour; no bound if not set. While they are
+        /// used up, it gets no request.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tokens_per_hour: Option<u64>;
     }
 }
 
@@ -58,7 +76,29 @@ impl WorkerSpec {
             bootstrap_port: None,
             tokenizer: None,
             tls_server_name: None,
+            provider: None,
         }
+    }
+
+    /// Checks that what a service outside the fleet gets is encrypted, and that its name can be part of a pool's.
+    ///
+    /// # Errors
+    /// What is wrong; `field` is the name of the provider's section.
+    pub fn validate_provider(&self, field: &str) -> Result<(), ConfigError> {
+        let Some(provider) = &self.provider else { return Ok(()) };
+        if provider.name.is_empty() || provider.name.contains(':') {
+            let problem = format!("'{}' must be a name without `:`, as in together", provider.name);
+            return wrong(&format!("{field}.name"), problem);
+        }
+        let address =
+            Address::parse(&self.url).map_err(|problem| ConfigError { field: field.into(), problem })?;
+        let host = address.host.trim_matches(['[', ']']);
+        let is_here = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        if !self.url.starts_with("https://") && !is_here {
+            let problem = format!("'{}' is not encrypted: write https://", self.url);
+            return wrong(field, problem);
+        }
+        Ok(())
     }
 
     /// Whether both are the same worker with the same settings.

@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod kv_sources;
+pub mod provider;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use crate::feed::Source;
 use crate::parity::{Compared, Parity};
 use crate::worker::config::{FeedSpec, WorkerSpec};
 use crate::worker::kv_sources::KvSources;
+use crate::worker::provider::Provider;
 
 /// Identifies a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +57,8 @@ pub struct Worker {
     pub spec: WorkerSpec,
     /// Who named it.
     pub origin: Origin,
+    /// The service outside the fleet that it is, if it is one.
+    pub provider: Option<Arc<Provider>>,
     /// Where decode engines find its KV blocks.
     pub kv_sources: KvSources,
     /// Whether its probes find that it is down.
@@ -157,6 +161,7 @@ impl Worker {
         for feed in &spec.kv_events {
             feed.validate("kv_events").map_err(|error| error.to_string())?;
         }
+        spec.validate_provider("provider").map_err(|error| error.to_string())?;
         let upstream = Upstream::new(UpstreamId(id.0), &spec.url, spec.api_key.as_ref(), allowed)?;
         let upstream = upstream.with_tls_server_name(spec.tls_server_name.as_deref())?;
         Ok(Self {
@@ -165,6 +170,7 @@ impl Worker {
             upstream: Arc::new(upstream),
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
+            provider: spec.provider.as_ref().map(|provider| Arc::new(Provider::new(provider))),
             spec: spec.clone(),
             origin,
             kv_sources: KvSources::default(),

@@ -24,7 +24,7 @@ pub use kvlane_fleet::routing::{Breaker, PoolOverride, Routing};
 use kvlane_fleet::timings::Timings;
 pub use kvlane_fleet::tokenize::{Content, TokenSource, Tokens};
 use kvlane_fleet::worker::config::workers;
-pub use kvlane_fleet::worker::config::{FeedSpec, WorkerSpec};
+pub use kvlane_fleet::worker::config::{FeedSpec, ProviderSpec, WorkerSpec};
 use kvlane_http::client::{Client, origin_and_path};
 use kvlane_http::connections::ConnectionsConfig;
 use kvlane_http::secret::Secret;
@@ -135,6 +135,7 @@ impl Config {
         self.validate_security()?;
         kvlane_proxy::limits::config::validate(&self.limits)?;
         kvlane_fleet::catalogue::validate(&self.models)?;
+        kvlane_fleet::catalogue::validate_providers(&self.models, &self.workers)?;
         self.tracing.validate()
     }
 
@@ -157,6 +158,7 @@ impl Config {
             for (n, feed) in worker.kv_events.iter().enumerate() {
                 feed.validate(&format!("workers[{i}].kv_events[{n}]"))?;
             }
+            worker.validate_provider(&format!("workers[{i}].provider"))?;
             let name = kvlane_http::address::worker_name;
             let same = |other: &WorkerSpec| name(&other.url) == name(&worker.url);
             if self.workers[..i].iter().any(same) {
