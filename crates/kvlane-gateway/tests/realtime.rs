@@ -1,8 +1,9 @@
 //! WebSockets: bytes pass both ways, and a socket is one request in flight for as long as it is open.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvlane_gateway::config::LimitSpec;
+use kvlane_gateway::config::{LimitSpec, ModelSpec, TargetSpec};
 use kvlane_gateway::serve::Cut;
 use kvlane_gateway::testing::{Call, Client, FakeEngine, TestGateway, chat, config, eventually};
 
@@ -210,5 +211,18 @@ async fn pages_of_other_origins_open_no_socket() {
         call.send(SWITCH).await;
         assert_eq!(client.head().await.0, 101, "{origin}");
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_name_of_the_catalogue_in_the_query_becomes_the_engines_own() {
+    let engine = FakeEngine::start("org/m").await;
+    let target = TargetSpec { model: "org/m".into(), weight: 1, headers: BTreeMap::new(), keys: Vec::new() };
+    let mut config = config();
+    let spec = ModelSpec { targets: vec![target], ..ModelSpec::default() };
+    config.models = BTreeMap::from([("gpt".into(), spec)]);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let _client = ask(&gateway, "/v1/realtime?intent=a&model=gpt", "").await;
+    assert_eq!(engine.call().await.target(), "GET /v1/realtime?intent=a&model=org%2Fm");
     gateway.end().await;
 }

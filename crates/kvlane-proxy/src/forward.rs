@@ -125,6 +125,8 @@ async fn serve(
         proxy.copies.send(metrics, &model, || copy(proxy, upstreams, row, parts, body, model.clone()));
     }
     let body = salted.unwrap_or_else(|| body.clone());
+    let own_query = routed.alias.as_deref().and_then(|alias| passed::renamed_query(parts, alias));
+    let sent = own_query.as_ref().unwrap_or(parts);
     if let Some(upload) = upload {
         upload.lock().await.begin_with(body.clone());
     }
@@ -152,7 +154,7 @@ async fn serve(
         };
         let sending = Sending {
             upstreams,
-            parts,
+            parts: sent,
             body: &body,
             account,
             fields: switch.as_deref().unwrap_or(encoders),

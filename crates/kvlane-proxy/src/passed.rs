@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header;
 use http::request::Parts;
+use http::{Uri, header};
 use kvlane_core::block::BYTES_PER_TOKEN;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
@@ -15,12 +15,13 @@ use kvlane_wire::api::{EnginePath, Keeps, Repeats};
 use kvlane_wire::multipart::{FieldScanner, Search, boundary};
 use kvlane_wire::openai::ParseError;
 use kvlane_wire::server_timing::Stage;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::account::Account;
 use crate::admission::{admit, named_pool};
+use crate::alias::Alias;
 use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::error::ApiError;
@@ -168,6 +169,25 @@ fn in_query(query: &str) -> Option<Cow<'_, str>> {
     Some(percent_decode_str(value).decode_utf8_lossy()).filter(|model| !model.is_empty())
 }
 
+/// The head with the engine's own name in its query, if that names the model.
+pub(super) fn renamed_query(parts: &Parts, alias: &Alias) -> Option<Parts> {
+    let query = parts.uri.query().filter(|_| alias.renames())?;
+    in_query(query)?;
+    let own = percent_encode(alias.model.as_bytes(), NON_ALPHANUMERIC);
+    let mut is_first = true;
+    let pairs =
+        query.split('&').map(|pair| match pair.starts_with("model=") && std::mem::take(&mut is_first) {
+            true => format!("model={own}"),
+            false => pair.to_owned(),
+        });
+    let target = format!("{}?{}", parts.uri.path(), pairs.collect::<Vec<_>>().join("&"));
+    let mut uri = parts.uri.clone().into_parts();
+    uri.path_and_query = Some(target.parse().ok()?);
+    let mut renamed = parts.clone();
+    renamed.uri = Uri::from_parts(uri).ok()?;
+    Some(renamed)
+}
+
 /// The field `model` of a form, of which this is at least the beginning.
 fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
     match FieldScanner::new(&boundary(content_type)?, "model").push(body) {
@@ -204,5 +224,20 @@ mod tests {
     fn a_query_names_its_model() {
         assert_eq!(in_query("limit=3&model=org%2Fm").as_deref(), Some("org/m"));
         assert_eq!(in_query("submodel=x&limit"), None);
+    }
+
+    #[test]
+    fn the_model_of_a_query_is_replaced_and_nothing_else() {
+        let alias = Alias::new("gpt", "org/m".into(), None, None);
+        let renamed = |target: &str, alias: &Alias| {
+            let (parts, ()) = http::Request::get(target).body(()).expect("a request").into_parts();
+            renamed_query(&parts, alias).map(|parts| parts.uri.to_string())
+        };
+        assert_eq!(
+            renamed("/v1/realtime?submodel=gpt&model=gpt&model=x&a=%20b", &alias).as_deref(),
+            Some("/v1/realtime?submodel=gpt&model=org%2Fm&model=x&a=%20b")
+        );
+        assert_eq!(renamed("/v1/realtime?a=b", &alias), None);
+        assert_eq!(renamed("/v1/realtime?model=m", &Alias::new("m", "m".into(), None, None)), None);
     }
 }
