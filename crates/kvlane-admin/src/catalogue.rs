@@ -43,12 +43,15 @@ pub(super) fn remove(fleet: &Fleet, name: &str) -> Result<Response<Body>, ApiErr
     if fleet.unset_model(&name) {
         return Ok(json_response(StatusCode::OK, &was));
     }
-    let what = format!("model '{name}' is in the configuration: remove it from `models` there and reload");
+    let what = match fleet.entries().set_by(&name) {
+        "kubernetes" => format!("model '{name}' is of an InferenceModelRewrite: change that"),
+        _ => format!("model '{name}' is in the configuration: remove it from `models` there and reload"),
+    };
     Err(refused(StatusCode::CONFLICT, &what))
 }
 
 fn describe(fleet: &Fleet, name: &str, spec: &ModelSpec) -> Value {
-    let set_by = if fleet.entries().is_set(name) { "admin" } else { "configuration" };
+    let set_by = fleet.entries().set_by(name);
     json!({"name": name, "set_by": set_by, "targets": spec.targets, "fallbacks": spec.fallbacks, "mirror": spec.mirror})
 }
 

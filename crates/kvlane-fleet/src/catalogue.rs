@@ -92,11 +92,12 @@ pub struct Traits<'a> {
 }
 
 /// All entries by their origin. Those that the admin API has set precede those of the configuration, stay over reloads, and
-/// end with the process.
+/// end with the process. Those of discovery come last.
 #[derive(Default)]
 pub struct Entries {
     configured: BTreeMap<String, ModelSpec>,
     set: BTreeMap<String, ModelSpec>,
+    found: BTreeMap<String, ModelSpec>,
 }
 
 // === impl Entries ===
@@ -104,7 +105,7 @@ pub struct Entries {
 impl Entries {
     /// Those of the configuration alone.
     pub fn new(configured: BTreeMap<String, ModelSpec>) -> Self {
-        Self { configured, set: BTreeMap::new() }
+        Self { configured, ..Self::default() }
     }
 
     /// Replaces those of the configuration; returns all.
@@ -132,15 +133,33 @@ impl Entries {
         Some(self.all())
     }
 
-    /// Whether this entry was set by the admin API.
-    pub fn is_set(&self, name: &str) -> bool {
-        self.set.contains_key(name)
+    /// Replaces those of discovery; returns all, and what is wrong with those that were left out.
+    pub fn find(&mut self, found: BTreeMap<String, ModelSpec>) -> (BTreeMap<String, ModelSpec>, Vec<String>) {
+        self.found.clear();
+        let mut problems = Vec::new();
+        for (name, spec) in found {
+            self.found.insert(name.clone(), spec.clone());
+            let checked = spec.check(&format!("models.{name}")).and_then(|()| validate(&self.all()));
+            if let Err(problem) = checked {
+                problems.push(problem.to_string());
+                self.found.remove(&name);
+            }
+        }
+        (self.all(), problems)
+    }
+
+    /// Who has named an entry: `admin`, `configuration` or `kubernetes`.
+    pub fn set_by(&self, name: &str) -> &'static str {
+        match () {
+            () if self.set.contains_key(name) => "admin",
+            () if self.configured.contains_key(name) => "configuration",
+            () => "kubernetes",
+        }
     }
 
     fn all(&self) -> BTreeMap<String, ModelSpec> {
-        let mut all = self.configured.clone();
-        all.extend(self.set.iter().map(|(name, spec)| (name.clone(), spec.clone())));
-        all
+        let by_rank = [&self.found, &self.configured, &self.set];
+        by_rank.into_iter().flatten().map(|(name, spec)| (name.clone(), spec.clone())).collect()
     }
 }
 
@@ -204,6 +223,11 @@ pub fn models_of<'a>(models: &'a BTreeMap<String, ModelSpec>, provider: &str) ->
 // === impl TargetSpec ===
 
 impl TargetSpec {
+    /// A target without conditions.
+    pub fn new(model: &str, weight: u32) -> Self {
+        Self { model: model.into(), weight, headers: BTreeMap::new(), keys: Vec::new() }
+    }
+
     fn is_conditional(&self) -> bool {
         !self.headers.is_empty() || !self.keys.is_empty()
     }
@@ -277,7 +301,7 @@ mod tests {
     use super::*;
 
     fn target(model: &str, weight: u32) -> TargetSpec {
-        TargetSpec { model: model.into(), weight, headers: BTreeMap::new(), keys: Vec::new() }
+        TargetSpec::new(model, weight)
     }
 
     fn of(targets: Vec<TargetSpec>) -> ModelSpec {
@@ -318,11 +342,30 @@ mod tests {
         assert_eq!(leads_to(&entries.set("alias", of(vec![target("set", 1)])).expect("an entry")), "set");
         assert_eq!(leads_to(&entries.configure(configured("m2"))), "set");
         let error = entries.set("other", of(vec![target("alias", 1)])).expect_err("it leads to an alias");
-        assert!(error.to_string().contains("itself in `models`") && !entries.is_set("other"));
+        assert!(error.to_string().contains("itself in `models`"));
         let too_many = of((0..65).map(|n| target(&n.to_string(), 1)).collect());
         assert!(entries.set("other", too_many).is_err(), "64 targets at most");
         assert_eq!(entries.unset("alias").as_ref().map(leads_to), Some("m2".into()));
         assert_eq!(entries.unset("alias"), None);
+    }
+
+    #[test]
+    fn what_discovery_finds_comes_last_and_what_is_wrong_of_it_is_left_out() {
+        let mut entries = Entries::new(BTreeMap::from([("alias".into(), of(vec![target("m", 1)]))]));
+        let found = |names: &[(&str, &str)]| {
+            names.iter().map(|(name, model)| ((*name).into(), of(vec![target(model, 1)]))).collect()
+        };
+        let (all, problems) = entries.find(found(&[("alias", "x"), ("loop", "alias"), ("other", "m2")]));
+        assert_eq!(
+            (all["alias"].targets[0].model.as_str(), all["other"].targets[0].model.as_str()),
+            ("m", "m2")
+        );
+        assert!(
+            !all.contains_key("loop") && problems.len() == 1 && problems[0].contains("`alias`"),
+            "{problems:?}"
+        );
+        assert_eq!((entries.set_by("alias"), entries.set_by("other")), ("configuration", "kubernetes"));
+        assert_eq!(entries.find(BTreeMap::new()).0.len(), 1);
     }
 
     #[test]

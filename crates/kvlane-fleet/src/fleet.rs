@@ -145,6 +145,14 @@ impl Fleet {
         models.map(|models| self.replace_models(models)).is_some()
     }
 
+    /// Replaces the entries of the catalogue that discovery finds; returns what is wrong with those that were left out.
+    pub fn find_models(&self, found: BTreeMap<String, ModelSpec>) -> Vec<String> {
+        let mut entries = self.entries();
+        let (models, problems) = entries.find(found);
+        self.replace_models(models);
+        problems
+    }
+
     fn replace_models(&self, models: BTreeMap<String, ModelSpec>) {
         let settings = Settings { models, ..Settings::clone(&self.settings()) };
         self.settings.store(Arc::new(settings));

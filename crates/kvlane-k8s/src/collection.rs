@@ -66,6 +66,20 @@ pub(crate) static OLD_OBJECTIVES: Kind = Kind {
     name: "InferenceObjective",
 };
 
+pub(crate) static REWRITES: Kind = Kind {
+    group: "llm-d.ai",
+    version: "v1alpha2",
+    resource: "inferencemodelrewrites",
+    name: "InferenceModelRewrite",
+};
+/// Where InferenceModelRewrites were before they moved to llm-d.
+pub(crate) static OLD_REWRITES: Kind = Kind {
+    group: "inference.networking.x-k8s.io",
+    version: "v1alpha2",
+    resource: "inferencemodelrewrites",
+    name: "InferenceModelRewrite",
+};
+
 // === impl Collection ===
 
 impl Collection {

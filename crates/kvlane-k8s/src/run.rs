@@ -1,9 +1,11 @@
 //! Runs the watches, and publishes what follows from them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvlane_fleet::Fleet;
+use kvlane_fleet::catalogue::ModelSpec;
 use kvlane_fleet::clock::unix_time;
 use kvlane_fleet::discovery::Source;
 use kvlane_fleet::discovery::config::Kubernetes;
@@ -14,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::Access;
 use crate::collection::{Collection, PODS, POOLS, SERVICES, SLICES};
-use crate::objects::{Objective, Pod, Pool, Service, Slice};
+use crate::objects::{Objective, Pod, Pool, Rewrite, Service, Slice};
 use crate::state::{Now, State, Wanted, WatchId};
 use crate::watch::{Report, Watch, pause_unreachable};
 
@@ -52,6 +54,10 @@ struct Discovery {
     next: Option<Instant>,
     /// What was last found not to be right.
     problems: Vec<String>,
+    /// The names of models that InferenceModelRewrites lead on, as they were last found.
+    rewrites: BTreeMap<String, ModelSpec>,
+    /// What is wrong with some of them.
+    wrong: Vec<String>,
     /// The source was last said to have a problem.
     failing: bool,
 }
@@ -103,6 +109,8 @@ pub(crate) async fn discover(config: Kubernetes, access: Access, source: Source,
         published: None,
         next: None,
         problems: Vec::new(),
+        rewrites: BTreeMap::new(),
+        wrong: Vec::new(),
         failing: false,
     };
     discovery.start_and_stop();
@@ -163,8 +171,8 @@ impl Discovery {
                 (watch.problem, watch.contact) = (None, true);
                 let news = watch.absent.as_ref() != Some(why);
                 watch.absent = Some(why.clone());
-                // InferenceObjectives are in one of two groups, or in none.
-                let is_told = |watch: &Running| !watch.wanted.id.is_objectives() || watch.absent.is_some();
+                // InferenceObjectives and InferenceModelRewrites are in one of two groups, or in none.
+                let is_told = |watch: &Running| !watch.wanted.id.is_extra() || watch.absent.is_some();
                 if news && self.watches.iter().filter(|watch| watch.wanted.id.view == id.view).all(is_told) {
                     tracing::info!(why, "Kubernetes discovery goes on without something optional");
                 }
@@ -228,8 +236,9 @@ impl Discovery {
             kind if std::ptr::eq(kind, &SLICES) => self.tasks.spawn(watch.run::<Slice, _>(sender)),
             kind if std::ptr::eq(kind, &SERVICES) => self.tasks.spawn(watch.run::<Service, _>(sender)),
             kind if std::ptr::eq(kind, &POOLS) => self.tasks.spawn(watch.run::<Pool, _>(sender)),
+            _ if id.is_rewrites() => self.tasks.spawn(watch.run::<Rewrite, _>(sender)),
             kind => {
-                debug_assert!(id.is_objectives(), "{kind:?}");
+                debug_assert!(id.is_extra(), "{kind:?}");
                 self.tasks.spawn(watch.run::<Objective, _>(sender))
             }
         }
@@ -238,7 +247,7 @@ impl Discovery {
     /// When the last watch that is waited for has said what there is, or has had its time. Before that, workers would be missing; and a source that is started again, as by a reload, may have
     /// published them.
     fn settles(&self) -> Option<Instant> {
-        let is_awaited = |watch: &&Running| !watch.reported && !watch.wanted.id.is_objectives();
+        let is_awaited = |watch: &&Running| !watch.reported && !watch.wanted.id.is_extra();
         self.watches.iter().filter(is_awaited).map(|watch| watch.awaited).max()
     }
 
@@ -251,8 +260,16 @@ impl Discovery {
         }
         let is_due = self.changed && self.published.is_none_or(|published| now >= published + PUBLISH);
         if is_due || self.next.is_some_and(|next| now >= next) {
-            let assembled = self.state.targets(now);
+            let mut assembled = self.state.targets(now);
             self.next = assembled.next;
+            let (rewrites, mut wrong) = self.state.rewrites();
+            if self.rewrites != rewrites {
+                self.wrong = self.fleet.find_models(rewrites.clone());
+                tracing::info!(models = rewrites.len(), "names of InferenceModelRewrites changed");
+                self.rewrites = rewrites;
+            }
+            wrong.extend_from_slice(&self.wrong);
+            assembled.targets.problems.append(&mut wrong);
             // No workers is not the same as not knowing.
             if self.state.is_known() {
                 let problems = &assembled.targets.problems;

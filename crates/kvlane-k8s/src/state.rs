@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use kvlane_core::disaggregation::Role;
+use kvlane_fleet::catalogue::{ModelSpec, TargetSpec};
 use kvlane_fleet::discovery::config::Kubernetes;
 use tokio::time::Instant;
 
 use crate::assembly::{Assembled, Engine, assemble};
-use crate::collection::{Collection, Kind, OBJECTIVES, OLD_OBJECTIVES, PODS, POOLS, SERVICES, SLICES};
-use crate::objects::{Any, Deletion, Objective, Pod, Pool, Service, Slice};
+use crate::collection::{
+    Collection, Kind, OBJECTIVES, OLD_OBJECTIVES, OLD_REWRITES, PODS, POOLS, REWRITES, SERVICES, SLICES,
+};
+use crate::objects::{Any, Deletion, Objective, Pod, Pool, Rewrite, Service, Slice};
 use crate::pods::{Context, listed};
 use crate::slices;
 use crate::watch::{OBJECTS_MAX, Report};
@@ -46,6 +49,9 @@ struct View {
     objectives: BTreeMap<String, Objective>,
     /// From the group before.
     old_objectives: BTreeMap<String, Objective>,
+    rewrites: BTreeMap<String, Rewrite>,
+    /// From the group before.
+    old_rewrites: BTreeMap<String, Rewrite>,
 }
 
 /// How pods are named.
@@ -182,14 +188,49 @@ impl State {
         }
         priorities
     }
+
+    /// The names of models by all InferenceModelRewrites of the pools, and what of those has no effect.
+    pub(crate) fn rewrites(&self) -> (BTreeMap<String, ModelSpec>, Vec<String>) {
+        let (mut models, mut problems) = (BTreeMap::new(), Vec::new());
+        for view in &self.views {
+            let Way::Pool(pool) = &view.way else { continue };
+            let of_pool = |rewrite: &&Rewrite| rewrite.pool.as_ref().is_none_or(|of| of == pool);
+            let mut all: Vec<_> =
+                view.rewrites.values().chain(view.old_rewrites.values()).filter(of_pool).collect();
+            all.sort_by_key(|rewrite| rewrite.created);
+            for (rewrite, rule) in
+                all.iter().flat_map(|rewrite| rewrite.rules.iter().map(move |rule| (rewrite, rule)))
+            {
+                if rule.models.iter().all(String::is_empty) {
+                    problems.push(format!(
+                        "the InferenceModelRewrite {} has a rule for all models, which has no effect: name the models",
+                        rewrite.name
+                    ));
+                }
+                let target = |(model, weight): &(String, u32)| TargetSpec::new(model, *weight);
+                let spec =
+                    ModelSpec { targets: rule.targets.iter().map(target).collect(), ..ModelSpec::default() };
+                for name in rule.models.iter().filter(|name| !name.is_empty()) {
+                    // The oldest applies, and of that the first rule.
+                    models.entry(name.clone()).or_insert_with(|| spec.clone());
+                }
+            }
+        }
+        (models, problems)
+    }
 }
 
 // === impl WatchId ===
 
 impl WatchId {
-    /// Whether it is about InferenceObjectives, of either group.
-    pub(crate) fn is_objectives(self) -> bool {
-        std::ptr::eq(self.kind, &OBJECTIVES) || std::ptr::eq(self.kind, &OLD_OBJECTIVES)
+    /// Whether it is about InferenceModelRewrites, of either group.
+    pub(crate) fn is_rewrites(self) -> bool {
+        std::ptr::eq(self.kind, &REWRITES) || std::ptr::eq(self.kind, &OLD_REWRITES)
+    }
+
+    /// Whether it is about what does not name workers, and is in one of two groups.
+    pub(crate) fn is_extra(self) -> bool {
+        self.is_rewrites() || std::ptr::eq(self.kind, &OBJECTIVES) || std::ptr::eq(self.kind, &OLD_OBJECTIVES)
     }
 }
 
@@ -214,6 +255,8 @@ impl View {
             pool: Asked::Unknown,
             objectives: BTreeMap::new(),
             old_objectives: BTreeMap::new(),
+            rewrites: BTreeMap::new(),
+            old_rewrites: BTreeMap::new(),
         }
     }
 
@@ -262,7 +305,8 @@ impl View {
                 {
                     all.push(watch(&PODS, Some(joined(&pool.selector)), None, false));
                 }
-                all.extend([&OBJECTIVES, &OLD_OBJECTIVES].map(|kind| watch(kind, None, None, true)));
+                let extra = [&OBJECTIVES, &OLD_OBJECTIVES, &REWRITES, &OLD_REWRITES];
+                all.extend(extra.map(|kind| watch(kind, None, None, true)));
                 all
             }
         }
@@ -295,6 +339,7 @@ impl View {
             // The next list fails, and says what to do.
             Any::Pod(pod) if is_full(&self.pods, &pod.name) => {}
             Any::Slice(slice) if is_full(&self.slices, &slice.name) => {}
+            Any::Rewrite(rewrite) if is_full(self.rewrites_of(kind), &rewrite.name) => {}
             Any::Objective(objective) if is_full(self.objectives_of(kind), &objective.name) => {}
             Any::Pod(pod) => {
                 let known = Known::new(pod, |name| self.pods.get(name), now);
@@ -313,6 +358,9 @@ impl View {
             Any::Objective(objective) => {
                 self.objectives_of(kind).insert(objective.name.clone(), objective);
             }
+            Any::Rewrite(rewrite) => {
+                self.rewrites_of(kind).insert(rewrite.name.clone(), rewrite);
+            }
         }
     }
 
@@ -324,6 +372,8 @@ impl View {
             self.slices.remove(name);
         } else if std::ptr::eq(kind, &OBJECTIVES) || std::ptr::eq(kind, &OLD_OBJECTIVES) {
             self.objectives_of(kind).remove(name);
+        } else if std::ptr::eq(kind, &REWRITES) || std::ptr::eq(kind, &OLD_REWRITES) {
+            self.rewrites_of(kind).remove(name);
         } else {
             self.clear(kind);
         }
@@ -341,6 +391,8 @@ impl View {
         } else if std::ptr::eq(kind, &POOLS) {
             self.pool = Asked::None;
             (self.pods, self.knows_pods) = (BTreeMap::new(), false);
+        } else if std::ptr::eq(kind, &REWRITES) || std::ptr::eq(kind, &OLD_REWRITES) {
+            self.rewrites_of(kind).clear();
         } else {
             self.objectives_of(kind).clear();
         }
@@ -357,6 +409,10 @@ impl View {
 
     fn objectives_of(&mut self, kind: &'static Kind) -> &mut BTreeMap<String, Objective> {
         if std::ptr::eq(kind, &OBJECTIVES) { &mut self.objectives } else { &mut self.old_objectives }
+    }
+
+    fn rewrites_of(&mut self, kind: &'static Kind) -> &mut BTreeMap<String, Rewrite> {
+        if std::ptr::eq(kind, &REWRITES) { &mut self.rewrites } else { &mut self.old_rewrites }
     }
 
     /// The engines that it names.

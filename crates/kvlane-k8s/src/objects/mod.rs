@@ -33,6 +33,8 @@ pub(crate) enum Any {
     Pool(Pool),
     /// An InferenceObjective.
     Objective(Objective),
+    /// An InferenceModelRewrite.
+    Rewrite(Rewrite),
 }
 
 /// A pod.
@@ -169,6 +171,29 @@ pub(crate) struct Objective {
     pub(crate) priority: i64,
     /// The InferencePool that it is for.
     pub(crate) pool: Option<String>,
+}
+
+/// An InferenceModelRewrite.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rewrite {
+    /// Its name.
+    pub(crate) name: String,
+    version: String,
+    /// When it was created, in seconds since 1970.
+    pub(crate) created: i64,
+    /// The InferencePool that it is for.
+    pub(crate) pool: Option<String>,
+    /// Its rules, of which the first that matches applies.
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// A rule of an InferenceModelRewrite.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rule {
+    /// The names of models that it applies to; empty for all.
+    pub(crate) models: Vec<String>,
+    /// The models that serve them instead, with their weights.
+    pub(crate) targets: Vec<(String, u32)>,
 }
 
 /// A page of a list.
@@ -318,5 +343,21 @@ impl Object for Objective {
 
     fn into_any(self) -> Any {
         Any::Objective(self)
+    }
+}
+
+// === impl Rewrite ===
+
+impl Object for Rewrite {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn into_any(self) -> Any {
+        Any::Rewrite(self)
     }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 
 use super::null::or_default;
-use super::{Annotations, Deletion, Endpoint, Objective, Pod, Pool, Port, Service, Slice};
+use super::{Annotations, Deletion, Endpoint, Objective, Pod, Pool, Port, Rewrite, Rule, Service, Slice};
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -182,6 +182,51 @@ struct RawObjectiveSpec {
     pool_ref: RawReference,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawRewrite {
+    metadata: RawMeta<Unused, Unused>,
+    spec: RawRewriteSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawRewriteSpec {
+    #[serde(deserialize_with = "or_default")]
+    pool_ref: RawReference,
+    #[serde(deserialize_with = "or_default")]
+    rules: Vec<RawRule>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawRule {
+    #[serde(deserialize_with = "or_default")]
+    matches: Vec<RawMatch>,
+    #[serde(deserialize_with = "or_default")]
+    targets: Vec<RawTarget>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawMatch {
+    #[serde(deserialize_with = "or_default")]
+    model: RawModel,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawModel {
+    value: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawTarget {
+    model_rewrite: String,
+    weight: Option<u32>,
+}
+
 // === impl Pod ===
 
 impl From<RawPod> for Pod {
@@ -283,6 +328,30 @@ impl From<RawObjective> for Objective {
     }
 }
 
+// === impl Rewrite ===
+
+impl From<RawRewrite> for Rewrite {
+    fn from(raw: RawRewrite) -> Self {
+        let (meta, pool) = (raw.metadata, raw.spec.pool_ref);
+        let rule = |raw: RawRule| Rule {
+            models: raw.matches.into_iter().map(|matched| matched.model.value).collect(),
+            // Not said means alike, as the API has it.
+            targets: raw
+                .targets
+                .into_iter()
+                .map(|target| (target.model_rewrite, target.weight.unwrap_or(1)))
+                .collect(),
+        };
+        Self {
+            name: meta.name,
+            version: meta.resource_version,
+            created: meta.creation_timestamp.as_deref().and_then(seconds).unwrap_or(0),
+            pool: (!pool.name.is_empty()).then_some(pool.name),
+            rules: raw.spec.rules.into_iter().map(rule).collect(),
+        }
+    }
+}
+
 /// The declared ports that have a number.
 fn ports(raw: Vec<RawPort>) -> impl Iterator<Item = Port> {
     raw.into_iter().filter_map(|port| {
@@ -314,4 +383,5 @@ read_by! {
     Service: RawService,
     Pool: RawPool,
     Objective: RawObjective,
+    Rewrite: RawRewrite,
 }

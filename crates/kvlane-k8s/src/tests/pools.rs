@@ -1,7 +1,7 @@
 //! Pods by an InferencePool, and InferenceObjectives.
 
 use super::*;
-use crate::collection::{OBJECTIVES, OLD_OBJECTIVES, POOLS};
+use crate::collection::{OBJECTIVES, OLD_OBJECTIVES, OLD_REWRITES, POOLS, REWRITES};
 use crate::testing::Fault;
 
 fn by_pool() -> Kubernetes {
@@ -43,7 +43,7 @@ async fn a_pool_appears_changes_and_disappears() {
         .await;
     server.set(&POOLS, "serving", pool(json!({"app": "b"}), &[8000]));
     world.until_urls(&["10.0.9.9:8000"]).await;
-    assert_eq!(server.watches(), 4, "the pool, its pods, and objectives of two groups");
+    assert_eq!(server.watches(), 6, "the pool, its pods, and objectives and rewrites of two groups");
     server.set(&POOLS, "serving", pool(json!({"app": "none"}), &[8000]));
     world.until_left_out("selects no pod: no pod has the labels `app=none`; check its spec.selector").await;
     server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
@@ -76,7 +76,7 @@ async fn workers_stay_while_the_pools_of_two_namespaces_are_listed_again() {
     let config = Kubernetes { namespaces: vec!["serving".into(), "other".into()], ..by_pool() };
     let mut world = World::new(&server, config);
     world.until_urls(&["10.0.0.1:8000", "10.0.9.1:8000"]).await;
-    world.until("all watches", |_, _| server.watches() == 8).await;
+    world.until("all watches", |_, _| server.watches() == 12).await;
     // The pods are not listed at once.
     server.fault("/pods?", 8, Fault::Status(403, "the API server has just started"));
     server.break_watches();
@@ -178,4 +178,74 @@ async fn objectives_of_both_groups_have_priorities() {
     server.delete(&OBJECTIVES, "serving", "a");
     server.delete(&OBJECTIVES, "serving", "c");
     world.until("changes", |_, _| are(&[("a", -1), ("b", 2), ("d", -100), ("f", -7)])).await;
+}
+
+fn rewrite(name: &str, created: &str, pool: &str, rules: Value) -> Value {
+    json!({
+        "metadata": {"name": name, "creationTimestamp": created},
+        "spec": {"poolRef": {"name": pool}, "rules": rules},
+    })
+}
+
+/// A rule that leads a model on.
+fn leads(from: &[&str], to: &[(&str, Value)]) -> Value {
+    let matches: Vec<Value> =
+        from.iter().map(|from| json!({"model": {"type": "Exact", "value": from}})).collect();
+    let targets: Vec<Value> =
+        to.iter().map(|(model, weight)| json!({"modelRewrite": model, "weight": weight})).collect();
+    json!({"matches": matches, "targets": targets})
+}
+
+#[tokio::test(start_paused = true)]
+async fn rewrites_of_both_groups_are_names_of_models() {
+    let server = server_with(1);
+    server.set(&POOLS, "serving", pool(json!({"app": "llm"}), &[8000]));
+    let canary = leads(&["gpt", "GPT"], &[("llama", json!(90)), ("llama-2", json!(10))]);
+    let (later, earlier) = ("2026-02-01T00:00:00Z", "2026-01-01T00:00:00Z");
+    server.set(
+        &REWRITES,
+        "serving",
+        rewrite("a", later, "pool", json!([canary, leads(&["gpt"], &[("no", json!(1))])])),
+    );
+    server.set(
+        &OLD_REWRITES,
+        "serving",
+        rewrite("b", earlier, "pool", json!([leads(&["GPT"], &[("first", Value::Null)])])),
+    );
+    server.set(
+        &REWRITES,
+        "serving",
+        rewrite("c", earlier, "another pool", json!([leads(&["x"], &[("y", json!(1))])])),
+    );
+    let mut world = World::new(&server, by_pool());
+    let fleet = Arc::clone(&world.fleet);
+    let are = |expected: &[(&str, &[(&str, u32)])]| {
+        let settings = fleet.settings();
+        let targets = |name: &str| {
+            let all = settings.models.get(name)?.targets.iter();
+            Some(all.map(|target| (target.model.clone(), target.weight)).collect::<Vec<_>>())
+        };
+        settings.models.len() == expected.len()
+            && expected.iter().all(|(name, expected)| {
+                let expected = expected.iter().map(|(model, weight)| ((*model).to_owned(), *weight));
+                targets(name) == Some(expected.collect())
+            })
+    };
+    let canary: &[_] = &[("llama", 90), ("llama-2", 10)];
+    world.until("all", |_, _| are(&[("GPT", &[("first", 1)]), ("gpt", canary)])).await;
+    server.delete(&OLD_REWRITES, "serving", "b");
+    world.until("the later one", |_, _| are(&[("GPT", canary), ("gpt", canary)])).await;
+    server.set(
+        &REWRITES,
+        "serving",
+        rewrite("a", later, "pool", json!([leads(&[], &[("llama", json!(1))])])),
+    );
+    world.until("none", |_, _| are(&[])).await;
+    world.until_left_out("the InferenceModelRewrite a has a rule for all models, which has no effect").await;
+    server.set(
+        &REWRITES,
+        "serving",
+        rewrite("a", later, "pool", json!([leads(&["gpt"], &[("llama", json!(0))])])),
+    );
+    world.until_left_out("models.gpt: no target has a weight").await;
 }
