@@ -9,7 +9,7 @@ use crate::decision::{Refused, Rejection};
 use crate::endpoint::EndpointId;
 use crate::policy::Candidate;
 use crate::queue::{Account, Lane, Waiting};
-use crate::request::{RequestId, SchedulingRequest, SessionKey};
+use crate::request::{AnswerEnd, RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 
 /// Queued requests examined per turn, in queue order, for one that an endpoint accepts.
@@ -189,9 +189,23 @@ impl Scheduler {
     }
 
     /// A request of an active conversation is over.
-    pub(super) fn leave(&mut self, now: Nanos, session: Option<SessionKey>, context_tokens: Option<u64>) {
+    pub(super) fn leave(
+        &mut self,
+        now: Nanos,
+        session: Option<SessionKey>,
+        context_tokens: Option<u64>,
+        end: Option<AnswerEnd>,
+    ) {
         if let (Some(admission), Some(session)) = (&mut self.admission, session) {
-            admission.leave(now, session, context_tokens);
+            admission.leave(now, session, context_tokens, end);
+        }
+    }
+
+    /// An answer has ended.
+    pub(super) fn ended(&mut self, request: RequestId, end: AnswerEnd) {
+        let turn = self.flights.get_mut(request).and_then(|flight| flight.turn.as_mut());
+        if let Some(known) = turn.and_then(|turn| turn.end.as_mut()) {
+            *known = end;
         }
     }
 
@@ -205,7 +219,7 @@ impl Scheduler {
         out: &mut Vec<Output>,
     ) {
         if entered {
-            self.leave(now, request.session, None);
+            self.leave(now, request.session, None, Some(AnswerEnd::Unknown));
         }
         let retry_after = match why {
             Rejection::NoEndpoint => Nanos::ZERO,
@@ -298,14 +312,14 @@ impl Scheduler {
 
     /// A turn is over: reports its cache reuse to session admission.
     pub(super) fn turn_over(&mut self, now: Nanos, flight: &InFlightRequest) {
-        let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn else { return };
+        let Some(Turn { session, sent_tokens, held_tokens, end }) = flight.turn else { return };
         if let (Some(admission), Some(held_tokens), true) =
             (&mut self.admission, held_tokens, flight.computed)
         {
             admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
             admission.end_round();
         }
-        self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
+        self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens), end);
     }
 }
 
