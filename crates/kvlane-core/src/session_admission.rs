@@ -8,14 +8,12 @@
 //!
 //! - A conversation is **active** from its first request until it has been idle for longer than the 90th percentile of
 //!   observed pauses. Requests of an active conversation never wait here. A request of an inactive conversation waits
-//!   until there is room; returning conversations are admitted before new ones. Pauses after answers that call tools,
-//!   after complete answers, and after those of which that is not known are different: an agent's tool takes seconds, and
-//!   it almost always returns; a person takes minutes, or leaves. Each kind has its own percentile and its own share of
-//!   pauses that end. A conversation whose client says that this was its last request is inactive at once; if that is
+//!   until there is room; returning conversations are admitted before new ones. A conversation whose client says that this was its last request is inactive at once; if that is
 //!   wrong, its next request waits for room.
 //! - **Room** is unlimited until the fleet thrashes. From then on there is room while the expected need of the active
 //!   conversations is below a limit. A conversation with a request needs its context, and at least the usual context;
-//!   an idle one needs that times the share of pauses that end in another turn. If all conversations have one turn,
+//!   an idle one needs that times the share of pauses that end in another turn, among those after answers that ended like
+//!   its last one: an agent whose tool was called almost always returns in time, a person who reads often does not. If all conversations have one turn,
 //!   only those with a request count.
 //! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, measures
 //!   which share of the computed tokens had been sent to the same endpoint before, and which share of the turns found
@@ -61,6 +59,8 @@ pub(crate) struct SessionAdmission {
     sessions: HashMap<SessionKey, Session, FixedState>,
     /// Active conversations without a request, by how their last answer ended.
     idle: [Idle; ENDS],
+    /// 90th percentile of all pauses that ended, rounded up to the end of its bin.
+    idle_span: Nanos,
     /// Remembered inactive conversations, by the time at which they became idle.
     past: BTreeSet<(Nanos, SessionKey)>,
     /// Number of conversations with a request.
@@ -94,6 +94,8 @@ struct Session {
 
 /// Ends of answers.
 const ENDS: usize = 3;
+/// Bins of a histogram of pauses.
+const BINS: usize = 64 * 4;
 
 /// Active conversations without a request whose last answers ended in the same way.
 #[derive(Debug, Default)]
@@ -127,8 +129,6 @@ struct Pauses {
     ended: u32,
     /// Pauses that exceeded the idle limit without ending.
     given_up: u32,
-    /// 90th percentile of the pauses that ended, rounded up to the end of its bin.
-    idle_span: Nanos,
 }
 
 // === impl SessionAdmission ===
@@ -138,6 +138,7 @@ impl Default for SessionAdmission {
         Self {
             sessions: HashMap::default(),
             idle: Default::default(),
+            idle_span: IDLE_SPAN,
             past: BTreeSet::new(),
             busy: 0,
             busy_tokens: 0,
@@ -198,12 +199,13 @@ impl SessionAdmission {
         if session.requests > 1 {
             return;
         }
-        let idle = session.end.filter(|_| session.answered).map(|end| &mut self.idle[end as usize]);
-        let idle = idle.map(|idle| {
-            idle.pauses.ended(now - session.since);
-            idle
-        });
-        if let Some(idle) = idle.filter(|_| session.active) {
+        let end = session.end.filter(|_| session.answered);
+        if let Some(end) = end {
+            self.idle[end as usize].pauses.ended(now - session.since);
+            self.idle_span = percentile(&self.idle).unwrap_or(self.idle_span);
+        }
+        if let Some(end) = end.filter(|_| session.active) {
+            let idle = &mut self.idle[end as usize];
             idle.sessions.remove(&(session.since, key));
             idle.tokens -= session.needed_tokens;
         } else {
@@ -277,7 +279,7 @@ impl SessionAdmission {
     pub(crate) fn expire(&mut self, now: Nanos) {
         for end in 0..ENDS {
             while let Some(&(since, key)) = self.idle[end].sessions.first()
-                && (since + self.idle[end].pauses.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
+                && (since + self.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
             {
                 let idle = &mut self.idle[end];
                 idle.sessions.pop_first();
@@ -332,7 +334,8 @@ impl SessionAdmission {
 
     /// When the next conversation will have been idle for too long, without further input.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.idle.iter().filter_map(Idle::next_deadline).min()
+        let first = self.idle.iter().filter_map(|idle| idle.sessions.first()).min();
+        first.map(|&(since, _)| since + self.idle_span)
     }
 
     fn set_context(&mut self, key: SessionKey, tokens: u64) {
@@ -351,17 +354,27 @@ impl Idle {
     fn needed_tokens(&self) -> u64 {
         (u128::from(self.tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE)) as u64
     }
+}
 
-    fn next_deadline(&self) -> Option<Nanos> {
-        self.sessions.first().map(|&(since, _)| since + self.pauses.idle_span)
+/// 90th percentile of all pauses that ended, rounded up to the end of its bin.
+fn percentile(idle: &[Idle]) -> Option<Nanos> {
+    let mut longer = idle.iter().map(|idle| idle.pauses.ended).sum::<u32>() / 10;
+    for bin in (0..BINS).rev() {
+        let count = idle.iter().map(|idle| idle.pauses.bins[bin]).sum::<u32>();
+        if count > longer {
+            let (octave, quarter) = (bin / 4, bin as u64 % 4);
+            return Some(Nanos((5 + quarter).checked_shl(octave as u32 - 2).unwrap_or(u64::MAX)));
+        }
+        longer -= count;
     }
+    None
 }
 
 // === impl Pauses ===
 
 impl Default for Pauses {
     fn default() -> Self {
-        Self { bins: vec![0; 64 * 4], ended: 0, given_up: 0, idle_span: IDLE_SPAN }
+        Self { bins: vec![0; BINS], ended: 0, given_up: 0 }
     }
 }
 
@@ -379,15 +392,6 @@ impl Pauses {
             self.bins.iter_mut().for_each(|bin| *bin /= 2);
             self.ended = self.bins.iter().sum();
             self.given_up /= 2;
-        }
-        let mut longer = self.ended / 10;
-        for (bin, &count) in self.bins.iter().enumerate().rev() {
-            if count > longer {
-                let (octave, quarter) = (bin / 4, bin as u64 % 4);
-                self.idle_span = Nanos((5 + quarter).checked_shl(octave as u32 - 2).unwrap_or(u64::MAX));
-                return;
-            }
-            longer -= count;
         }
     }
 

@@ -10,12 +10,14 @@
 //! OpenAI's `instructions` are rendered as a system message. Text parts are decoded; parts of other types, tools and
 //! calls are written compactly. Prompts given as token ids become four little-endian bytes each.
 
+mod agent_hints;
 mod fields;
 
 use std::borrow::Cow;
 
 use thiserror::Error;
 
+pub use self::agent_hints::AgentHints;
 use self::fields::{Field, SHARED, prompt_fields};
 use crate::api::Api;
 use crate::disaggregation::refuse::may_forbid;
@@ -62,6 +64,8 @@ pub struct ParsedRequest<'a> {
     /// The conversation, from the first present of `session_id`, `session_params.id`, `prompt_cache_key`, `user` and
     /// Anthropic's `metadata.user_id`; at most [`SESSION_BYTES_MAX`] bytes.
     pub session: Option<Cow<'a, str>>,
+    /// Dynamo's `nvext.agent_hints`.
+    pub agent_hints: AgentHints,
     /// Prompts in the batch, at least 1; documents for a reranker.
     pub prompts: u32,
     /// Whether any prompt is given as token ids.
@@ -205,6 +209,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                     (request.session, session_rank) = (session, rank);
                 }
             }
+            Field::Extensions => request.agent_hints = reader.agent_hints()?,
             Field::Tools => {
                 reader.tools()?;
                 sections.place(0, start, reader.out);
