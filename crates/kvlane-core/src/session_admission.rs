@@ -481,6 +481,52 @@ mod tests {
         assert!(needed < 600, "60 are idle and few are expected to return: {needed}");
     }
 
+    /// Four in five pauses after tool calls end, one in five after complete answers.
+    #[test]
+    fn a_conversation_that_waits_for_a_tool_needs_its_room_and_one_that_waits_for_a_person_hardly() {
+        let idle = |end| {
+            let mut admission = admission(1, 1000);
+            for n in 0..200 {
+                for (key, end, returns) in [
+                    (SessionKey(2 * n), AnswerEnd::ToolCalls, n % 5 != 0),
+                    (SessionKey(2 * n + 1), AnswerEnd::Complete, n % 5 == 0),
+                ] {
+                    let at = n * 200;
+                    for from in [at, at + 9].into_iter().take(1 + usize::from(returns)) {
+                        admission.enter(secs(from), key);
+                        admission.leave(secs(from + 1), key, Some(600), Some(end));
+                    }
+                    admission.check();
+                }
+                admission.expire(secs(n * 200 + 199));
+            }
+            assert_eq!(admission.needed_tokens(), 0);
+            admission.enter(secs(50_000), SessionKey(9999));
+            admission.leave(secs(50_000), SessionKey(9999), Some(600), Some(end));
+            admission.check();
+            admission.needed_tokens()
+        };
+        let [tool, person] = [AnswerEnd::ToolCalls, AnswerEnd::Complete].map(idle);
+        assert!(tool > 250 && person < 150, "{tool} {person}");
+    }
+
+    #[test]
+    fn the_last_request_of_a_conversation_leaves_its_room_at_once() {
+        let mut admission = admission(1, 1000);
+        admission.enter(secs(1), SessionKey(1));
+        admission.leave(secs(2), SessionKey(1), Some(600), None);
+        admission.check();
+        assert_eq!((admission.needed_tokens(), admission.next_deadline()), (0, None));
+        assert_eq!(
+            admission.lane(SessionKey(1)),
+            Lane::Returning,
+            "a wrong claim costs its own conversation"
+        );
+        admission.enter(secs(3), SessionKey(1));
+        admission.check();
+        assert_eq!(admission.needed_tokens(), 600);
+    }
+
     #[test]
     fn a_request_that_was_never_answered_leaves_no_conversation() {
         let mut admission = admission(1, 1000);

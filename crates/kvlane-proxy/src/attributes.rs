@@ -23,6 +23,7 @@ use siphasher::sip::SipHasher13;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, PRIORITY_MAX, is_credential};
+use crate::engine_priority::EnginePriority;
 use crate::salt::SaltKey;
 
 /// Longer tenant names are ignored. API keys have some hundred bytes, signed tokens a few thousand.
@@ -71,6 +72,9 @@ section! {
         pub ttft_slo_headers: Vec<String> = list(&["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"]), in 0..=HEADERS_MAX;
         /// Headers with the longest time per output token, in milliseconds.
         pub tpot_slo_headers: Vec<String> = list(&["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]), in 0..=HEADERS_MAX;
+        /// How engines are told priorities, as `priority` in the body: `none`, `vllm` or `sglang`. A `priority` of the
+        /// client is then removed. Engines without priority scheduling reject requests that have one.
+        pub engine_priority: EnginePriority = EnginePriority::None;
         /// Priorities by name.
         pub priorities: BTreeMap<String, i8> =
             [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)]
@@ -121,6 +125,7 @@ pub struct AttributeReader {
     parent_headers: Vec<HeaderName>,
     last_headers: Vec<HeaderName>,
     agent_hints: bool,
+    engine_priority: EnginePriority,
     tenant_headers: Vec<HeaderName>,
     priority_headers: Vec<HeaderName>,
     slo_headers: [Vec<HeaderName>; 2],
@@ -141,6 +146,8 @@ pub struct Attributes {
     whole_answer: bool,
     slo: Slo,
     claims: Claims,
+    /// The priority that its engine is told, if any.
+    engine_priority: Option<i32>,
     /// Whether the session is the one of the agent that started its own.
     is_child: bool,
 }
@@ -165,6 +172,7 @@ impl AttributeReader {
             parent_headers: headers(&config.parent_session_headers),
             last_headers: headers(&config.last_request_headers),
             agent_hints: config.agent_hints,
+            engine_priority: config.engine_priority,
             tenant_headers: headers(&config.tenant_headers),
             priority_headers: headers(&config.priority_headers),
             slo_headers: [headers(&config.ttft_slo_headers), headers(&config.tpot_slo_headers)],
@@ -215,12 +223,15 @@ impl AttributeReader {
         let parent = named_in(&self.parent_headers);
         let session = parent.or_else(|| named_in(&self.session_headers));
         let hints = body.filter(|_| self.agent_hints).map(|body| body.agent_hints).unwrap_or_default();
+        let priority = self.priority(headers).or_else(|| said(hints)).unwrap_or_default();
         let highest = identity.map_or(PRIORITY_MAX, |identity| identity.priority_max);
+        let priority = priority.min(highest);
         let session = session.or_else(|| Some(body?.session.as_ref()?.as_bytes()));
         Attributes {
             session: session.map(|name| session_key(tenant, name)),
             tenant: tenant.map(|tenant| self.tenant_key(tenant)),
-            priority: self.priority(headers).or_else(|| said(hints)).unwrap_or_default().min(highest),
+            priority,
+            engine_priority: self.engine_priority.told(priority),
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
             slo: self.slo(headers),
@@ -327,8 +338,7 @@ impl Attributes {
 
     /// Adds them to a scheduling request.
     pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
-        let Self { session, tenant, priority, output_tokens_max, whole_answer, slo, claims, is_child: _ } =
-            self;
+        let Self { session, tenant, priority, output_tokens_max, whole_answer, slo, claims, .. } = self;
         SchedulingRequest {
             session,
             tenant,
@@ -341,18 +351,14 @@ impl Attributes {
         }
     }
 
+    /// The priority that its engine is told, if any.
+    pub(crate) fn engine_priority(&self) -> Option<i32> {
+        self.engine_priority
+    }
+
     /// The hints that were taken, for the client: `session, priority=50, output=1024`; nothing if there are none.
     pub(crate) fn taken(&self) -> Option<HeaderValue> {
-        let Self {
-            session,
-            tenant: _,
-            priority,
-            output_tokens_max: _,
-            whole_answer: _,
-            slo,
-            claims,
-            is_child,
-        } = *self;
+        let Self { session, priority, slo, claims, is_child, .. } = *self;
         let session = session.map(|_| if is_child { "parent" } else { "session" });
         if priority == 0 && slo == Slo::default() && claims == Claims::default() {
             return session.map(HeaderValue::from_static);
@@ -707,7 +713,14 @@ mod tests {
 
     /// Requests of different principals that share one name.
     fn principals(name: &str) -> Vec<(HeaderMap, Option<Arc<Identity>>)> {
-        let known = |trusted| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted }));
+        let known = |trusted| {
+            Some(Arc::new(Identity {
+                name: name.into(),
+                role: Role::User,
+                trusted,
+                priority_max: PRIORITY_MAX,
+            }))
+        };
         let header = |field: &str, value: &str| headers(&[(field, value.as_bytes())]);
         vec![
             (HeaderMap::new(), known(false)),

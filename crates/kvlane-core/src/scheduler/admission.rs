@@ -329,6 +329,7 @@ mod tests {
     use crate::bounded::Share;
     use crate::breaker;
     use crate::budget::{self, PerSecond};
+    use crate::request::Claims;
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
 
@@ -358,6 +359,28 @@ mod tests {
         overlap: &[(EndpointId, Prediction)],
     ) -> Vec<Output> {
         world.step(Input::Arrived { request, overlap: overlap.to_vec(), block_tokens: 16 })
+    }
+
+    #[test]
+    fn the_end_of_an_answer_and_a_last_request_reach_session_admission() {
+        for (claims_last, end, lane) in [
+            (false, AnswerEnd::ToolCalls, Lane::Active),
+            (false, AnswerEnd::Unknown, Lane::Active),
+            (true, AnswerEnd::ToolCalls, Lane::Returning),
+        ] {
+            let config = Config { session_admission: true, ..patient(0) };
+            let mut world = World::new(config, 1);
+            let session = Some(SessionKey(7));
+            let claims = Claims { is_last: claims_last, ..Claims::default() };
+            let request = SchedulingRequest { session, claims, ..SchedulingRequest::new(RequestId(1), 100) };
+            assert!(placed(&ask(&mut world, request, &[])).is_some());
+            world.step(Input::FirstToken { request: RequestId(1) });
+            world.step(Input::Ended { request: RequestId(1), end });
+            world.step(Input::Finished { request: RequestId(1) });
+            let admission = world.scheduler.admission.as_ref().expect("on");
+            assert_eq!(admission.lane(SessionKey(7)), lane, "{end:?}");
+            admission.check();
+        }
     }
 
     #[test]

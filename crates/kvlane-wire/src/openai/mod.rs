@@ -653,6 +653,7 @@ mod tests {
                 cache_salt: Some("tenant-a".into()),
                 lora: None,
                 session: Some("u".into()),
+                agent_hints: AgentHints::default(),
                 prompts: 1,
                 token_ids: false,
                 reserved: false,
