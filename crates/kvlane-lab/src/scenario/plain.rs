@@ -79,11 +79,11 @@ impl Plain {
         let conversation = Hints { conversation: true, ..none };
         [
             ("none", none),
-            ("output", Hints { output: OutputClaim::True, ..none }),
+            ("output", Hints { output: OutputClaim::Exact, ..none }),
             ("conversation", conversation),
             ("return", Hints { end: true, ..conversation }),
             ("last", Hints { last: true, ..conversation }),
-            ("all", Hints { conversation: true, output: OutputClaim::True, end: true, last: true }),
+            ("all", Hints { conversation: true, output: OutputClaim::Exact, end: true, last: true }),
         ]
     };
     /// The number of engines unless another is given.

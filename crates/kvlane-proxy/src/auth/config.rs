@@ -60,6 +60,15 @@ section! {
     }
 }
 
+// === impl KeySpec ===
+
+impl KeySpec {
+    /// A key that may not name tenants, with any priority.
+    pub fn new(name: &str, sha256: KeyHash, role: Role) -> Self {
+        Self { name: name.into(), sha256, role, trusted: false, priority_max: PRIORITY_MAX }
+    }
+}
+
 fn highest() -> i8 {
     PRIORITY_MAX
 }

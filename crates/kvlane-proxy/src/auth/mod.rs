@@ -368,13 +368,7 @@ fn key_in(line: &str) -> Result<KeySpec, String> {
         _ => return Err(form()),
     };
     let role = Role::by_name(role).ok_or("the role must be user, viewer or admin")?;
-    Ok(KeySpec {
-        name: name.into(),
-        sha256: KeyHash::parse(hash)?,
-        role,
-        trusted,
-        priority_max: PRIORITY_MAX,
-    })
+    Ok(KeySpec { trusted, ..KeySpec::new(name, KeyHash::parse(hash)?, role) })
 }
 
 #[cfg(test)]
@@ -384,13 +378,7 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, key: &str, role: Role) -> KeySpec {
-        KeySpec {
-            name: name.into(),
-            sha256: KeyHash::of(key),
-            role,
-            trusted: false,
-            priority_max: PRIORITY_MAX,
-        }
+        KeySpec::new(name, KeyHash::of(key), role)
     }
 
     fn config(keys: &[KeySpec]) -> Security {

@@ -27,15 +27,15 @@ pub enum OutputClaim {
     #[default]
     None,
     /// The length.
-    True,
+    Exact,
     /// The length times a factor between a half and two.
     Noisy,
     /// A thousand times the length.
-    False,
+    Wrong,
 }
 
-/// The factor of a false claim.
-const FALSE_FACTOR: u32 = 1000;
+/// The factor of a wrong claim.
+const WRONG_FACTOR: u32 = 1000;
 
 // === impl Hints ===
 
@@ -51,15 +51,36 @@ impl Hints {
         let tokens = request.output_tokens;
         let output_tokens = match self.output {
             OutputClaim::None => None,
-            OutputClaim::True => Some(tokens),
+            OutputClaim::Exact => Some(tokens),
             OutputClaim::Noisy => {
                 let draw = Rng::new(seed << 32 ^ u64::from(index)).unit();
                 // As often above one as below.
                 let factor = if draw < 0.5 { 0.5 + draw } else { 2.0 * draw };
                 Some((f64::from(tokens) * factor).round() as u32)
             }
-            OutputClaim::False => Some(tokens.saturating_mul(FALSE_FACTOR)),
+            OutputClaim::Wrong => Some(tokens.saturating_mul(WRONG_FACTOR)),
         };
         Claims { output_tokens, is_last: self.last && is_last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_as_exact_as_its_kind() {
+        let request = TraceRequest { output_tokens: 1000, ..TraceRequest::default() };
+        let claimed = |output, index| {
+            let hints = Hints { output, last: true, ..Hints::default() };
+            hints.claims(&request, (1, index), true)
+        };
+        assert_eq!(claimed(OutputClaim::None, 0), Claims { output_tokens: None, is_last: true });
+        assert_eq!(claimed(OutputClaim::Exact, 0).output_tokens, Some(1000));
+        assert_eq!(claimed(OutputClaim::Wrong, 0).output_tokens, Some(1_000_000));
+        let noisy = (0..1000).map(|index| claimed(OutputClaim::Noisy, index).output_tokens.expect("a claim"));
+        let (below, above): (Vec<u32>, Vec<u32>) = noisy.partition(|tokens| *tokens < 1000);
+        assert!(below.iter().all(|tokens| *tokens >= 500) && above.iter().all(|tokens| *tokens <= 2000));
+        assert!(below.len().abs_diff(above.len()) < 100, "{} {}", below.len(), above.len());
     }
 }
