@@ -1,7 +1,6 @@
 //! Dynamo's `nvext.agent_hints`: what an agent says about its request.
 
-use super::{ParseError, Reader};
-use crate::json::{JsonError, Kind};
+use crate::json::{JsonError, Kind, Scanner};
 
 /// What an agent says about its request. Values of other types than Dynamo's are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,49 +11,45 @@ pub struct AgentHints {
     pub priority: Option<i32>,
 }
 
-impl Reader<'_, '_> {
-    /// The hints in the value of `nvext`.
-    pub(super) fn agent_hints(&mut self) -> Result<AgentHints, ParseError> {
-        let mut hints = AgentHints::default();
-        if self.scanner.peek()? != Kind::Object {
-            self.scanner.skip()?;
+// === impl AgentHints ===
+
+impl AgentHints {
+    /// The hints in the value of `nvext`, which is next in `scanner`.
+    pub(super) fn read(scanner: &mut Scanner<'_>) -> Result<Self, JsonError> {
+        let mut hints = Self::default();
+        if scanner.peek()? != Kind::Object {
+            scanner.skip()?;
             return Ok(hints);
         }
-        let mut walk = self.scanner.object()?;
-        while let Some(key) = walk.key(&mut self.scanner)? {
-            if key.decode() == "agent_hints" && self.scanner.peek()? == Kind::Object {
-                hints = self.hints_of_agent()?;
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            if key.decode() == "agent_hints" && scanner.peek()? == Kind::Object {
+                hints = Self::read_own(scanner)?;
             } else {
-                self.scanner.skip()?;
+                scanner.skip()?;
             }
         }
         Ok(hints)
     }
 
-    fn hints_of_agent(&mut self) -> Result<AgentHints, ParseError> {
-        let mut hints = AgentHints::default();
-        let mut walk = self.scanner.object()?;
-        while let Some(key) = walk.key(&mut self.scanner)? {
+    fn read_own(scanner: &mut Scanner<'_>) -> Result<Self, JsonError> {
+        let mut hints = Self::default();
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let value = scanner.skip()?;
             match &*key.decode() {
-                "osl" => hints.output_tokens = self.whole_number()?,
-                "priority" => hints.priority = self.whole_number()?,
-                _ => _ = self.scanner.skip()?,
+                "osl" => hints.output_tokens = value.parse().ok(),
+                "priority" => hints.priority = value.parse().ok(),
+                _ => {}
             }
         }
         Ok(hints)
-    }
-
-    /// A number of this type, or nothing for any other value.
-    fn whole_number<N: std::str::FromStr>(&mut self) -> Result<Option<N>, JsonError> {
-        Ok(self.scanner.skip()?.parse().ok())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Api;
-    use crate::openai::parse;
 
     #[test]
     fn hints_of_an_agent_are_read_and_useless_ones_ignored() {
@@ -72,9 +67,8 @@ mod tests {
             (r#""x""#, None, None),
             ("null", None, None),
         ] {
-            let body = format!(r#"{{"prompt":"p","nvext":{nvext}}}"#);
-            let parsed = parse(Api::Completions, body.as_bytes(), &mut Vec::new()).expect(&body);
-            assert_eq!(parsed.agent_hints, AgentHints { output_tokens, priority }, "{body}");
+            let hints = AgentHints::read(&mut Scanner::new(nvext)).expect(nvext);
+            assert_eq!(hints, AgentHints { output_tokens, priority }, "{nvext}");
         }
     }
 }

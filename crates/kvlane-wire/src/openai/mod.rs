@@ -209,7 +209,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                     (request.session, session_rank) = (session, rank);
                 }
             }
-            Field::Extensions => request.agent_hints = reader.agent_hints()?,
+            Field::Extensions => request.agent_hints = AgentHints::read(&mut reader.scanner)?,
             Field::Tools => {
                 reader.tools()?;
                 sections.place(0, start, reader.out);
@@ -660,6 +660,14 @@ mod tests {
                 telling: false,
             }
         );
+    }
+
+    #[test]
+    fn hints_of_an_agent_are_no_part_of_the_prompt() {
+        let body = |nvext: &str| format!(r#"{{"prompt":"p"{nvext}}}"#);
+        let hints = read(Api::Completions, &body(r#","nvext":{"agent_hints":{"osl":9}}"#)).agent_hints;
+        assert_eq!(hints, AgentHints { output_tokens: Some(9), priority: None });
+        assert_eq!(read(Api::Completions, &body("")).agent_hints, AgentHints::default());
     }
 
     #[test]
