@@ -72,8 +72,9 @@ section! {
         pub ttft_slo_headers: Vec<String> = list(&["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"]), in 0..=HEADERS_MAX;
         /// Headers with the longest time per output token, in milliseconds.
         pub tpot_slo_headers: Vec<String> = list(&["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]), in 0..=HEADERS_MAX;
-        /// How engines are told priorities, as `priority` in the body: `none`, `vllm` or `sglang`. A `priority` of the
-        /// client is then removed. Engines without priority scheduling reject requests that have one.
+        /// How engines are told priorities, as `priority` in the body: `none`, `lowest_first` (vLLM) or `highest_first`
+        /// (SGLang). A `priority` of the client is then removed. Engines without priority scheduling reject requests
+        /// that have one.
         pub engine_priority: EnginePriority = EnginePriority::None;
         /// Priorities by name.
         pub priorities: BTreeMap<String, i8> =

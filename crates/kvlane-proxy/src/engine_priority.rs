@@ -14,10 +14,10 @@ pub enum EnginePriority {
     /// Not at all: the member passes through unchanged.
     #[default]
     None,
-    /// As vLLM takes them with `--scheduling-policy priority`: the lowest number first.
-    Vllm,
-    /// As SGLang takes them with `--enable-priority-scheduling`: the highest number first.
-    Sglang,
+    /// As numbers of which the lowest is first: vLLM with `--scheduling-policy priority`.
+    LowestFirst,
+    /// As numbers of which the highest is first: SGLang with `--enable-priority-scheduling`.
+    HighestFirst,
 }
 
 setting!(Text: EnginePriority);
@@ -29,8 +29,8 @@ impl EnginePriority {
     pub(crate) fn told(self, priority: i8) -> Option<i32> {
         match self {
             Self::None => None,
-            Self::Vllm => Some(-i32::from(priority)),
-            Self::Sglang => Some(priority.into()),
+            Self::LowestFirst => Some(-i32::from(priority)),
+            Self::HighestFirst => Some(priority.into()),
         }
     }
 }
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn an_engine_is_told_the_priority_in_its_own_order_and_no_other() {
-        for (engine, expect) in [(EnginePriority::Vllm, "-50"), (EnginePriority::Sglang, "50")] {
+        for (engine, expect) in [(EnginePriority::LowestFirst, "-50"), (EnginePriority::HighestFirst, "50")] {
             let told = engine.told(50).expect("told");
             let body =
                 ranked(br#"{"prompt":"p","priority":-1000,"pr\u0069ority":7}"#, told).expect("an object");
