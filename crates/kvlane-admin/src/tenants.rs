@@ -125,7 +125,7 @@ mod tests {
     use kvlane_core::decision::Placement;
     use kvlane_core::endpoint::EndpointId;
     use kvlane_core::policy::Reason;
-    use kvlane_core::request::RequestId;
+    use kvlane_core::request::{Claims, RequestId};
 
     use super::*;
 
@@ -139,6 +139,7 @@ mod tests {
             session: None,
             tenant: tenant.map(TenantKey),
             priority: 0,
+            claims: Claims::default(),
             output_tokens: 10,
             placement: Placement {
                 endpoint: EndpointId::new(0, 0),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache_accuracy::{Feed, Knowledge, Prediction};
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, PairCost, Reason, SplitTerms};
-use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{Claims, RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
 /// The endpoint chosen for a request, and the one that computes its prompt if that is another.
@@ -94,6 +94,8 @@ pub struct Receipt {
     pub tenant: Option<TenantKey>,
     /// Its priority.
     pub priority: i8,
+    /// What its client claims about it.
+    pub claims: Claims,
     /// Forecast output tokens.
     pub output_tokens: u32,
     /// The decision.
@@ -226,6 +228,7 @@ impl Receipts {
             session: request.session,
             tenant: request.tenant,
             priority: request.priority,
+            claims: request.claims,
             output_tokens,
             placement,
             rows,

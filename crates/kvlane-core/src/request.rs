@@ -93,6 +93,42 @@ pub struct SchedulingRequest {
     /// Key of its external id. Has no influence on decisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<RequestKey>,
+    /// What its client claims about it.
+    #[serde(default, skip_serializing_if = "Claims::is_none")]
+    pub claims: Claims,
+}
+
+/// What a client claims about the future of its request. A claim may be wrong: [`crate::forecast`] and
+/// [`crate::session_admission`] say what a wrong one costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    /// Expected output tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u32>,
+    /// Whether no other request of its conversation will follow.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_last: bool,
+}
+
+// === impl Claims ===
+
+impl Claims {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Why an answer ended, as far as that says whether its conversation goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerEnd {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// It calls tools: an agent runs them and returns with their results.
+    ToolCalls,
+    /// It is complete, or was cut at its longest length: a person reads it.
+    Complete,
 }
 
 /// Service level objectives of a request, as its client states them.
@@ -134,6 +170,7 @@ impl SchedulingRequest {
             head: None,
             slo: Slo::default(),
             name: None,
+            claims: Claims::default(),
         }
     }
 }

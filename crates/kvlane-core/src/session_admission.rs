@@ -8,10 +8,12 @@
 //!
 //! - A conversation is **active** from its first request until it has been idle for longer than the 90th percentile of
 //!   observed pauses. Requests of an active conversation never wait here. A request of an inactive conversation waits
-//!   until there is room; returning conversations are admitted before new ones.
+//!   until there is room; returning conversations are admitted before new ones. A conversation whose client says that this was its last request is inactive at once; if that is
+//!   wrong, its next request waits for room.
 //! - **Room** is unlimited until the fleet thrashes. From then on there is room while the expected need of the active
 //!   conversations is below a limit. A conversation with a request needs its context, and at least the usual context;
-//!   an idle one needs that times the share of pauses that end in another turn. If all conversations have one turn,
+//!   an idle one needs that times the share of pauses that end in another turn, among those after answers that ended like
+//!   its last one: an agent whose tool was called almost always returns in time, a person who reads often does not. If all conversations have one turn,
 //!   only those with a request count.
 //! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, measures
 //!   which share of the computed tokens had been sent to the same endpoint before, and which share of the turns found
@@ -31,7 +33,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::queue::Lane;
-use crate::request::SessionKey;
+use crate::request::{AnswerEnd, SessionKey};
 use crate::time::Nanos;
 
 /// Remembered conversations, active or not.
@@ -55,21 +57,21 @@ const LITTLE: u64 = ONE * 3 / 16;
 #[derive(Debug)]
 pub(crate) struct SessionAdmission {
     sessions: HashMap<SessionKey, Session, FixedState>,
-    /// Active conversations without a request, by the time at which they became idle.
-    idle: BTreeSet<(Nanos, SessionKey)>,
+    /// Active conversations without a request, by how their last answer ended.
+    idle: [Idle; ENDS],
+    /// 90th percentile of all pauses that ended, rounded up to the end of its bin.
+    idle_span: Nanos,
     /// Remembered inactive conversations, by the time at which they became idle.
     past: BTreeSet<(Nanos, SessionKey)>,
     /// Number of conversations with a request.
     busy: usize,
-    /// Needed tokens of the conversations with a request, and of the active idle ones.
+    /// Needed tokens of the conversations with a request.
     busy_tokens: u64,
-    idle_tokens: u64,
     /// KV cache capacity of the fleet, and its number of endpoints.
     capacity_tokens: u64,
     endpoints: usize,
     /// Moving average of a conversation's context.
     usual_tokens: u64,
-    pauses: Pauses,
     /// Limit of the needed tokens; `None` admits every conversation.
     limit_tokens: Option<u64>,
     round: Round,
@@ -82,11 +84,28 @@ struct Session {
     /// Whether any of its requests was ever answered.
     answered: bool,
     active: bool,
-    /// When it became idle.
+    /// When it became idle, and how its last answer ended; `None` if its client said that no other request follows.
     since: Nanos,
+    end: Option<AnswerEnd>,
     context_tokens: u64,
     /// Its contribution to the sum of needed tokens.
     needed_tokens: u64,
+}
+
+/// Ends of answers.
+const ENDS: usize = 3;
+/// Bins of a histogram of pauses.
+const BINS: usize = 64 * 4;
+
+/// Active conversations without a request whose last answers ended in the same way.
+#[derive(Debug, Default)]
+struct Idle {
+    /// By the time at which they became idle.
+    sessions: BTreeSet<(Nanos, SessionKey)>,
+    /// Their needed tokens.
+    tokens: u64,
+    /// Pauses that began like theirs.
+    pauses: Pauses,
 }
 
 /// Measurements of one round.
@@ -110,8 +129,6 @@ struct Pauses {
     ended: u32,
     /// Pauses that exceeded the idle limit without ending.
     given_up: u32,
-    /// 90th percentile of the pauses that ended, rounded up to the end of its bin.
-    idle_span: Nanos,
 }
 
 // === impl SessionAdmission ===
@@ -120,15 +137,14 @@ impl Default for SessionAdmission {
     fn default() -> Self {
         Self {
             sessions: HashMap::default(),
-            idle: BTreeSet::new(),
+            idle: Default::default(),
+            idle_span: IDLE_SPAN,
             past: BTreeSet::new(),
             busy: 0,
             busy_tokens: 0,
-            idle_tokens: 0,
             capacity_tokens: 0,
             endpoints: 0,
             usual_tokens: 0,
-            pauses: Pauses { bins: vec![0; 64 * 4], ended: 0, given_up: 0, idle_span: IDLE_SPAN },
             limit_tokens: None,
             round: Round::default(),
         }
@@ -152,15 +168,19 @@ impl SessionAdmission {
 
     /// Whether one more conversation fits, whose prompt has `prompt_tokens`.
     pub(crate) fn has_room(&self, prompt_tokens: u32) -> bool {
-        let active = self.busy + self.idle.len();
+        let active = self.active();
         let wanted = self.needed_tokens() + self.usual_tokens.max(prompt_tokens.into());
         active < self.endpoints || self.limit_tokens.is_none_or(|limit| wanted <= limit)
     }
 
+    /// Number of active conversations.
+    fn active(&self) -> usize {
+        self.busy + self.idle.iter().map(|idle| idle.sessions.len()).sum::<usize>()
+    }
+
     /// Expected need of the active conversations.
     fn needed_tokens(&self) -> u64 {
-        let idle = u128::from(self.idle_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
-        self.busy_tokens + idle as u64
+        self.busy_tokens + self.idle.iter().map(Idle::needed_tokens).sum::<u64>()
     }
 
     /// A request is admitted: it is dispatched, or queued without further admission.
@@ -170,6 +190,7 @@ impl SessionAdmission {
             answered: false,
             active: false,
             since: now,
+            end: None,
             context_tokens: 0,
             needed_tokens: self.usual_tokens,
         };
@@ -178,12 +199,15 @@ impl SessionAdmission {
         if session.requests > 1 {
             return;
         }
-        if session.answered {
-            self.pauses.ended(now - session.since);
+        let end = session.end.filter(|_| session.answered);
+        if let Some(end) = end {
+            self.idle[end as usize].pauses.ended(now - session.since);
+            self.idle_span = percentile(&self.idle).unwrap_or(self.idle_span);
         }
-        if session.active {
-            self.idle.remove(&(session.since, key));
-            self.idle_tokens -= session.needed_tokens;
+        if let Some(end) = end.filter(|_| session.active) {
+            let idle = &mut self.idle[end as usize];
+            idle.sessions.remove(&(session.since, key));
+            idle.tokens -= session.needed_tokens;
         } else {
             self.past.remove(&(session.since, key));
         }
@@ -205,8 +229,15 @@ impl SessionAdmission {
         self.round.lost_tokens += u64::from(sent_tokens.saturating_sub(held_tokens));
     }
 
-    /// A request is over. `context_tokens` counts its prompt and answer, if it was answered.
-    pub(crate) fn leave(&mut self, now: Nanos, key: SessionKey, context_tokens: Option<u64>) {
+    /// A request is over. `context_tokens` counts its prompt and answer, if it was answered; `end` is how the answer ended,
+    /// and `None` if the client said that no other request follows.
+    pub(crate) fn leave(
+        &mut self,
+        now: Nanos,
+        key: SessionKey,
+        context_tokens: Option<u64>,
+        end: Option<AnswerEnd>,
+    ) {
         if let Some(tokens) = context_tokens {
             self.usual_tokens = match self.usual_tokens {
                 0 => tokens,
@@ -222,12 +253,18 @@ impl SessionAdmission {
         }
         self.busy -= 1;
         self.busy_tokens -= session.needed_tokens;
-        if session.answered {
-            session.since = now;
-            self.idle_tokens += session.needed_tokens;
-            self.idle.insert((now, key));
-        } else {
-            self.sessions.remove(&key);
+        match (session.answered, end) {
+            (true, Some(end)) => {
+                (session.since, session.end) = (now, Some(end));
+                let idle = &mut self.idle[end as usize];
+                idle.tokens += session.needed_tokens;
+                idle.sessions.insert((now, key));
+            }
+            (true, None) => {
+                (session.since, session.end, session.active) = (now, None, false);
+                self.past.insert((now, key));
+            }
+            (false, _) => _ = self.sessions.remove(&key),
         }
         self.forget();
     }
@@ -235,22 +272,25 @@ impl SessionAdmission {
     /// Another router has placed a turn of a conversation, which counts as over: when it will be is not known here.
     pub(crate) fn heard(&mut self, now: Nanos, key: SessionKey, prompt_tokens: u64) {
         self.enter(now, key);
-        self.leave(now, key, Some(prompt_tokens));
+        self.leave(now, key, Some(prompt_tokens), Some(AnswerEnd::Unknown));
     }
 
     /// Makes conversations inactive that have been idle for too long.
     pub(crate) fn expire(&mut self, now: Nanos) {
-        while let Some(&(since, key)) = self.idle.first()
-            && (since + self.pauses.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
-        {
-            self.idle.pop_first();
-            self.past.insert((since, key));
-            self.pauses.given_up();
-            if let Some(session) = self.sessions.get_mut(&key) {
-                session.active = false;
-                self.idle_tokens -= session.needed_tokens;
+        for end in 0..ENDS {
+            while let Some(&(since, key)) = self.idle[end].sessions.first()
+                && (since + self.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
+            {
+                let idle = &mut self.idle[end];
+                idle.sessions.pop_first();
+                idle.pauses.given_up();
+                self.past.insert((since, key));
+                if let Some(session) = self.sessions.get_mut(&key) {
+                    session.active = false;
+                    idle.tokens -= session.needed_tokens;
+                }
+                self.forget();
             }
-            self.forget();
         }
     }
 
@@ -271,7 +311,7 @@ impl SessionAdmission {
 
     /// Ends a round that has enough turns and adjusts the limit.
     pub(crate) fn end_round(&mut self) {
-        let active = (self.busy + self.idle.len()) as u64;
+        let active = self.active() as u64;
         if self.round.turns < active.max(ROUND_TURNS_MIN) {
             return;
         }
@@ -294,19 +334,49 @@ impl SessionAdmission {
 
     /// When the next conversation will have been idle for too long, without further input.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.idle.first().map(|&(since, _)| since + self.pauses.idle_span)
+        let first = self.idle.iter().filter_map(|idle| idle.sessions.first()).min();
+        first.map(|&(since, _)| since + self.idle_span)
     }
 
     fn set_context(&mut self, key: SessionKey, tokens: u64) {
-        let Some(session) = self.sessions.get_mut(&key) else { return };
+        let in_request = |session: &&mut Session| session.requests > 0;
+        let Some(session) = self.sessions.get_mut(&key).filter(in_request) else { return };
         let needed = tokens.max(self.usual_tokens);
-        let sum = if session.requests > 0 { &mut self.busy_tokens } else { &mut self.idle_tokens };
-        *sum = *sum + needed - session.needed_tokens;
+        self.busy_tokens = self.busy_tokens + needed - session.needed_tokens;
         (session.context_tokens, session.needed_tokens) = (tokens, needed);
     }
 }
 
+// === impl Idle ===
+
+impl Idle {
+    /// Their needed tokens, weighted with the share of pauses that end.
+    fn needed_tokens(&self) -> u64 {
+        (u128::from(self.tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE)) as u64
+    }
+}
+
+/// 90th percentile of all pauses that ended, rounded up to the end of its bin.
+fn percentile(idle: &[Idle]) -> Option<Nanos> {
+    let mut longer = idle.iter().map(|idle| idle.pauses.ended).sum::<u32>() / 10;
+    for bin in (0..BINS).rev() {
+        let count = idle.iter().map(|idle| idle.pauses.bins[bin]).sum::<u32>();
+        if count > longer {
+            let (octave, quarter) = (bin / 4, bin as u64 % 4);
+            return Some(Nanos((5 + quarter).checked_shl(octave as u32 - 2).unwrap_or(u64::MAX)));
+        }
+        longer -= count;
+    }
+    None
+}
+
 // === impl Pauses ===
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { bins: vec![0; BINS], ended: 0, given_up: 0 }
+    }
+}
 
 impl Pauses {
     fn bin(span: Nanos) -> usize {
@@ -322,15 +392,6 @@ impl Pauses {
             self.bins.iter_mut().for_each(|bin| *bin /= 2);
             self.ended = self.bins.iter().sum();
             self.given_up /= 2;
-        }
-        let mut longer = self.ended / 10;
-        for (bin, &count) in self.bins.iter().enumerate().rev() {
-            if count > longer {
-                let (octave, quarter) = (bin / 4, bin as u64 % 4);
-                self.idle_span = Nanos((5 + quarter).checked_shl(octave as u32 - 2).unwrap_or(u64::MAX));
-                return;
-            }
-            longer -= count;
         }
     }
 
@@ -361,7 +422,7 @@ mod tests {
         admission.expire(secs(from));
         admission.enter(secs(from), SessionKey(key));
         admission.placed(SessionKey(key), tokens as u32, false);
-        admission.leave(secs(to), SessionKey(key), Some(tokens));
+        admission.leave(secs(to), SessionKey(key), Some(tokens), Some(AnswerEnd::Unknown));
         admission.check();
     }
 
@@ -405,11 +466,11 @@ mod tests {
         let mut admission = admission(1, 1000);
         admission.heard(secs(1), SessionKey(1), 600);
         admission.check();
-        assert_eq!((admission.lane(SessionKey(1)), admission.idle_tokens), (Lane::Active, 600));
+        assert_eq!((admission.lane(SessionKey(1)), admission.idle_tokens()), (Lane::Active, 600));
         admission.enter(secs(2), SessionKey(1));
         admission.heard(secs(3), SessionKey(1), 700);
         admission.check();
-        assert_eq!((admission.busy_tokens, admission.idle_tokens), (700, 0), "it also has a request here");
+        assert_eq!((admission.busy_tokens, admission.idle_tokens()), (700, 0), "it also has a request here");
     }
 
     #[test]
@@ -420,14 +481,60 @@ mod tests {
         assert!(needed < 600, "60 are idle and few are expected to return: {needed}");
     }
 
+    /// Four in five pauses after tool calls end, one in five after complete answers.
+    #[test]
+    fn a_conversation_that_waits_for_a_tool_needs_its_room_and_one_that_waits_for_a_person_hardly() {
+        let idle = |end| {
+            let mut admission = admission(1, 1000);
+            for n in 0..200 {
+                for (key, end, returns) in [
+                    (SessionKey(2 * n), AnswerEnd::ToolCalls, n % 5 != 0),
+                    (SessionKey(2 * n + 1), AnswerEnd::Complete, n % 5 == 0),
+                ] {
+                    let at = n * 200;
+                    for from in [at, at + 9].into_iter().take(1 + usize::from(returns)) {
+                        admission.enter(secs(from), key);
+                        admission.leave(secs(from + 1), key, Some(600), Some(end));
+                    }
+                    admission.check();
+                }
+                admission.expire(secs(n * 200 + 199));
+            }
+            assert_eq!(admission.needed_tokens(), 0);
+            admission.enter(secs(50_000), SessionKey(9999));
+            admission.leave(secs(50_000), SessionKey(9999), Some(600), Some(end));
+            admission.check();
+            admission.needed_tokens()
+        };
+        let [tool, person] = [AnswerEnd::ToolCalls, AnswerEnd::Complete].map(idle);
+        assert!(tool > 250 && person < 150, "{tool} {person}");
+    }
+
+    #[test]
+    fn the_last_request_of_a_conversation_leaves_its_room_at_once() {
+        let mut admission = admission(1, 1000);
+        admission.enter(secs(1), SessionKey(1));
+        admission.leave(secs(2), SessionKey(1), Some(600), None);
+        admission.check();
+        assert_eq!((admission.needed_tokens(), admission.next_deadline()), (0, None));
+        assert_eq!(
+            admission.lane(SessionKey(1)),
+            Lane::Returning,
+            "a wrong claim costs its own conversation"
+        );
+        admission.enter(secs(3), SessionKey(1));
+        admission.check();
+        assert_eq!(admission.needed_tokens(), 600);
+    }
+
     #[test]
     fn a_request_that_was_never_answered_leaves_no_conversation() {
         let mut admission = admission(1, 1000);
         admission.enter(secs(1), SessionKey(1));
         admission.enter(secs(1), SessionKey(1));
-        admission.leave(secs(2), SessionKey(1), None);
+        admission.leave(secs(2), SessionKey(1), None, Some(AnswerEnd::Unknown));
         assert_eq!(admission.lane(SessionKey(1)), Lane::Active);
-        admission.leave(secs(2), SessionKey(1), None);
+        admission.leave(secs(2), SessionKey(1), None, Some(AnswerEnd::Unknown));
         assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::New, 0));
     }
 
@@ -482,7 +589,7 @@ mod tests {
         let mut admission = admission(1, 1000);
         for key in 0..SESSIONS_MAX as u64 + 100 {
             admission.enter(secs(1), SessionKey(key));
-            admission.leave(secs(1), SessionKey(key), Some(1));
+            admission.leave(secs(1), SessionKey(key), Some(1), Some(AnswerEnd::Unknown));
             admission.expire(secs(1));
         }
         assert!(admission.sessions.len() <= SESSIONS_MAX);
@@ -496,10 +603,14 @@ mod tests {
                 let of = |session: &&Session| session.active && (session.requests > 0) == busy;
                 self.sessions.values().filter(of).map(|session| session.needed_tokens).sum()
             };
-            assert_eq!((self.busy_tokens, self.idle_tokens), (sum(true), sum(false)));
+            assert_eq!((self.busy_tokens, self.idle_tokens()), (sum(true), sum(false)));
             let active = self.sessions.values().filter(|session| session.active).count();
-            assert_eq!(active, self.busy + self.idle.len());
+            assert_eq!(active, self.active());
             assert_eq!(self.sessions.len(), active + self.past.len());
+        }
+
+        fn idle_tokens(&self) -> u64 {
+            self.idle.iter().map(|idle| idle.tokens).sum()
         }
 
         /// Sets a limit, as if the fleet had thrashed.

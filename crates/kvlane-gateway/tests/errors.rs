@@ -366,7 +366,7 @@ async fn a_client_is_told_why_no_endpoint_is_ready_if_it_may_see_workers() {
     let engine = FakeEngine::start("m").await;
     let key = |name: &str, role| {
         let sha256 = KeyHash::of(&format!("k-{name}"));
-        KeySpec { name: name.into(), sha256, role, trusted: false }
+        KeySpec::new(name, sha256, role)
     };
     let (mut open, mut locked) = (config(), config());
     // Another worker serves another model: its problem is not the cause.

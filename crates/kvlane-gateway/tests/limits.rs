@@ -311,10 +311,8 @@ async fn a_key_and_a_tenant_of_the_same_name_have_separate_limits() {
     let engine = FakeEngine::start("m").await;
     let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..of("ann") }]);
     let key = |name: &str, trusted| KeySpec {
-        name: name.into(),
-        sha256: KeyHash::of(&format!("k-{name}")),
-        role: Role::User,
         trusted,
+        ..KeySpec::new(name, KeyHash::of(&format!("k-{name}")), Role::User)
     };
     config.auth.keys = vec![key("ann", false), key("edge", true)];
     let gateway = TestGateway::start_at_speed(config, &[&engine], 0.0).await;

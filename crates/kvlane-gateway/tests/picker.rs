@@ -293,12 +293,11 @@ async fn a_request_without_a_body_is_answered_at_once() {
 async fn clients_need_keys_and_engines_do_not_get_them() {
     let [engine] = engines().await;
     let mut config = config();
-    let key = kvlane_gateway::config::KeySpec {
-        name: "team".into(),
-        sha256: kvlane_http::secret::KeyHash::of("sk-team"),
-        role: kvlane_proxy::auth::Role::User,
-        trusted: false,
-    };
+    let key = kvlane_gateway::config::KeySpec::new(
+        "team",
+        kvlane_http::secret::KeyHash::of("sk-team"),
+        kvlane_proxy::auth::Role::User,
+    );
     config.auth.keys.push(key);
     let picker = TestGateway::picker(config, &[&engine]).await;
     let plane = picker.data_plane().await;

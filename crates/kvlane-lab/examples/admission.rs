@@ -22,7 +22,7 @@ use kvlane_core::{router, scheduler};
 use kvlane_lab::figures::{Judgement, figures};
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::{
-    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+    Drive, EngineConfig, GatewaysConfig, Hints, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
@@ -177,6 +177,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
         attempts_max: 5,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed,
         stopwatch: None,

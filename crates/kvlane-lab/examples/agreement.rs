@@ -24,7 +24,7 @@ use kvlane_lab::statistics::summary::Percentiles;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::{
-    Drive, EngineConfig, GatewaysConfig, Outcome, Plan, Send, TransferConfig, World, WorldConfig,
+    Drive, EngineConfig, GatewaysConfig, Hints, Outcome, Plan, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::format::Options;
 use kvlane_trace::record::Record;
@@ -174,6 +174,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
         attempts_max: 1,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed: 1,
         stopwatch: None,

@@ -27,7 +27,7 @@ use kvlane_lab::report::{Axis, Chart, Mark, Series};
 use kvlane_lab::scenario::{self, Scenario};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::{
-    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+    Drive, EngineConfig, GatewaysConfig, Hints, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::format::TraceError;
 use kvlane_trace::generate::{Arrivals, Workload, generate};
@@ -208,6 +208,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
         attempts_max: 5,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: faulty.then_some(secs(20)),
         seed: 1,
         stopwatch: None,

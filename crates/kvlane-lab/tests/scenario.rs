@@ -9,6 +9,7 @@ use kvlane_lab::scenario::{
     Roles, Row, RunError, Scenario, Stage, WorkloadSpec, run,
 };
 use kvlane_sim::{Batching, Connector, CpuTier, Eviction, TransferConfig};
+use kvlane_sim::{Hints, OutputClaim};
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::Workload;
 use kvlane_trace::trace::Trace;
@@ -142,7 +143,7 @@ fn arms() -> impl Strategy<Value = Arm> {
         (figure(), prop::option::of(figure()), figure()),
         (figure(), figure(), figure(), figure()),
         (prefill, prop::option::of(any::<u32>()), prop::option::of(eviction())),
-        (any::<bool>(), any::<u32>(), figure()),
+        (any::<bool>(), any::<u32>(), figure(), any::<bool>()),
         (any::<u16>(), prop::option::of(figure()), figure(), figure(), figure()),
         (any::<u16>(), prop::sample::select(PolicyConfig::NAMES.to_vec()), prop::option::of(figure())),
         (any::<u32>(), figure(), figure()),
@@ -189,6 +190,12 @@ fn arms() -> impl Strategy<Value = Arm> {
                 session_admission: queue.0,
                 queue_len_max: queue.1,
                 queue_timeout_s: queue.2,
+                hints: Hints {
+                    conversation: queue.0,
+                    output: if queue.3 { OutputClaim::Noisy } else { OutputClaim::None },
+                    end: queue.3,
+                    last: queue.3,
+                },
             },
         )
 }

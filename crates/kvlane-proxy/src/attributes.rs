@@ -16,19 +16,18 @@ use arc_swap::ArcSwap;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use kvlane_core::config::{ConfigError, within, wrong};
-use kvlane_core::request::{SchedulingRequest, SessionKey, Slo, TenantKey};
+use kvlane_core::request::{Claims, SchedulingRequest, SessionKey, Slo, TenantKey};
 use kvlane_core::section;
-use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
+use kvlane_wire::openai::{AgentHints, ParsedRequest, SESSION_BYTES_MAX};
 use siphasher::sip::SipHasher13;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::auth::{Identity, is_credential};
+use crate::auth::{Identity, PRIORITY_MAX, is_credential};
+use crate::engine_priority::EnginePriority;
 use crate::salt::SaltKey;
 
 /// Longer tenant names are ignored. API keys have some hundred bytes, signed tokens a few thousand.
 const TENANT_BYTES_MAX: usize = 8 << 10;
-/// The highest priority; the lowest is its negative.
-const PRIORITY_MAX: i8 = 100;
 /// Most headers in one list: each is looked for in every request.
 const HEADERS_MAX: usize = 16;
 
@@ -43,7 +42,15 @@ section! {
             "x-session-affinity",
             "session-id",
             "session_id",
+            "x-dynamo-session-id",
         ]), in 0..=HEADERS_MAX;
+        /// Headers that name the conversation whose agent has started the one of a request: the request then belongs to
+        /// that conversation.
+        pub parent_session_headers: Vec<String> = list(&["x-dynamo-parent-session-id"]), in 0..=HEADERS_MAX;
+        /// Headers that are `true` on the last request of a conversation. Session admission then expects no other.
+        pub last_request_headers: Vec<String> = list(&["x-dynamo-session-final"]), in 0..=HEADERS_MAX;
+        /// Whether `nvext.agent_hints` in bodies is read: the expected output length and the priority.
+        pub agent_hints: bool = true;
         /// Headers that name the tenant of a request, where several share the fleet. Only hashes are kept.
         pub tenant_headers: Vec<String> =
             list(&[
@@ -65,6 +72,10 @@ section! {
         pub ttft_slo_headers: Vec<String> = list(&["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"]), in 0..=HEADERS_MAX;
         /// Headers with the longest time per output token, in milliseconds.
         pub tpot_slo_headers: Vec<String> = list(&["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"]), in 0..=HEADERS_MAX;
+        /// How engines are told priorities, as `priority` in the body: `none`, `lowest_first` (vLLM) or `highest_first`
+        /// (SGLang). A `priority` of the client is then removed. Engines without priority scheduling reject requests
+        /// that have one.
+        pub engine_priority: EnginePriority = EnginePriority::None;
         /// Priorities by name.
         pub priorities: BTreeMap<String, i8> =
             [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)]
@@ -87,6 +98,8 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let lists = [
             ("hints.session_headers", &self.session_headers),
+            ("hints.parent_session_headers", &self.parent_session_headers),
+            ("hints.last_request_headers", &self.last_request_headers),
             ("hints.tenant_headers", &self.tenant_headers),
             ("hints.priority_headers", &self.priority_headers),
             ("hints.ttft_slo_headers", &self.ttft_slo_headers),
@@ -110,6 +123,10 @@ impl Config {
 #[derive(Clone)]
 pub struct AttributeReader {
     session_headers: Vec<HeaderName>,
+    parent_headers: Vec<HeaderName>,
+    last_headers: Vec<HeaderName>,
+    agent_hints: bool,
+    engine_priority: EnginePriority,
     tenant_headers: Vec<HeaderName>,
     priority_headers: Vec<HeaderName>,
     slo_headers: [Vec<HeaderName>; 2],
@@ -129,6 +146,11 @@ pub struct Attributes {
     output_tokens_max: Option<u32>,
     whole_answer: bool,
     slo: Slo,
+    claims: Claims,
+    /// The priority that its engine is told, if any.
+    engine_priority: Option<i32>,
+    /// Whether the session is the one of the agent that started its own.
+    is_child: bool,
 }
 
 // === impl Attributes ===
@@ -148,6 +170,10 @@ impl AttributeReader {
         let headers = |names: &[String]| names.iter().filter_map(|name| name.try_into().ok()).collect();
         Self {
             session_headers: headers(&config.session_headers),
+            parent_headers: headers(&config.parent_session_headers),
+            last_headers: headers(&config.last_request_headers),
+            agent_hints: config.agent_hints,
+            engine_priority: config.engine_priority,
             tenant_headers: headers(&config.tenant_headers),
             priority_headers: headers(&config.priority_headers),
             slo_headers: [headers(&config.ttft_slo_headers), headers(&config.tpot_slo_headers)],
@@ -190,18 +216,40 @@ impl AttributeReader {
         identity: Option<&Arc<Identity>>,
     ) -> Attributes {
         let tenant = self.tenant(headers, identity.map(|identity| &**identity));
-        let session = self.session_headers.iter().find_map(|name| {
-            headers.get(name).map(HeaderValue::as_bytes).filter(|name| is_usable(name, SESSION_BYTES_MAX))
-        });
+        let named_in = |list: &[HeaderName]| {
+            list.iter().find_map(|name| {
+                headers.get(name).map(HeaderValue::as_bytes).filter(|name| is_usable(name, SESSION_BYTES_MAX))
+            })
+        };
+        let parent = named_in(&self.parent_headers);
+        let session = parent.or_else(|| named_in(&self.session_headers));
+        let hints = body.filter(|_| self.agent_hints).map(|body| body.agent_hints).unwrap_or_default();
+        let priority = self.priority(headers).or_else(|| said(hints)).unwrap_or_default();
+        let highest = identity.map_or(PRIORITY_MAX, |identity| identity.priority_max);
+        let priority = priority.min(highest);
         let session = session.or_else(|| Some(body?.session.as_ref()?.as_bytes()));
         Attributes {
             session: session.map(|name| session_key(tenant, name)),
             tenant: tenant.map(|tenant| self.tenant_key(tenant)),
-            priority: self.priority(headers).unwrap_or_default(),
+            priority,
+            engine_priority: self.engine_priority.told(priority),
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
             slo: self.slo(headers),
+            claims: Claims {
+                output_tokens: hints.output_tokens,
+                // The end of a child is not that of its parent's conversation.
+                is_last: parent.is_none() && self.is_last(headers),
+            },
+            is_child: parent.is_some(),
         }
+    }
+
+    /// Whether its client says that it is the last request of its conversation.
+    fn is_last(&self, headers: &HeaderMap) -> bool {
+        let is_true =
+            |name| headers.get(name).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+        self.last_headers.iter().any(is_true)
     }
 
     /// The cache salt of a request's tenant: the same for the same tenant at every gateway with the same key, and
@@ -291,8 +339,42 @@ impl Attributes {
 
     /// Adds them to a scheduling request.
     pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
-        let Self { session, tenant, priority, output_tokens_max, whole_answer, slo } = self;
-        SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, slo, ..request }
+        let Self { session, tenant, priority, output_tokens_max, whole_answer, slo, claims, .. } = self;
+        SchedulingRequest {
+            session,
+            tenant,
+            priority,
+            output_tokens_max,
+            whole_answer,
+            slo,
+            claims,
+            ..request
+        }
+    }
+
+    /// The priority that its engine is told, if any.
+    pub(crate) fn engine_priority(&self) -> Option<i32> {
+        self.engine_priority
+    }
+
+    /// The hints that were taken, for the client: `session, priority=50, output=1024`; nothing if there are none.
+    pub(crate) fn taken(&self) -> Option<HeaderValue> {
+        let Self { session, priority, slo, claims, is_child, .. } = *self;
+        let session = session.map(|_| if is_child { "parent" } else { "session" });
+        if priority == 0 && slo == Slo::default() && claims == Claims::default() {
+            return session.map(HeaderValue::from_static);
+        }
+        let number = |name: &str, number: Option<i64>| number.map(|number| format!("{name}={number}"));
+        let hints = [
+            session.map(str::to_owned),
+            number("priority", Some(priority.into()).filter(|priority| *priority != 0)),
+            number("ttft_ms", slo.ttft_ms.map(i64::from)),
+            number("tpot_ms", slo.tpot_ms.map(i64::from)),
+            number("output", claims.output_tokens.map(i64::from)),
+            claims.is_last.then(|| "last".to_owned()),
+        ];
+        let hints: Vec<String> = hints.into_iter().flatten().collect();
+        HeaderValue::try_from(hints.join(", ")).ok()
     }
 }
 
@@ -329,6 +411,12 @@ fn tenant<'a>(name: &HeaderName, value: &'a HeaderValue) -> Option<Tenant<'a>> {
     let (Tenant::Named(said) | Tenant::Holder(said) | Tenant::Credentials(said) | Tenant::Known(said)) =
         tenant;
     is_usable(said, TENANT_BYTES_MAX).then_some(tenant)
+}
+
+/// The priority that an agent's body asks for, within the range of priorities.
+fn said(hints: AgentHints) -> Option<i8> {
+    let range = i32::from(-PRIORITY_MAX)..=i32::from(PRIORITY_MAX);
+    hints.priority.map(|priority| priority.clamp(*range.start(), *range.end()) as i8)
 }
 
 /// The header in which Anthropic clients send their key.
@@ -466,7 +554,9 @@ mod tests {
     #[test]
     fn a_client_with_a_key_is_the_tenant_of_that_key() {
         let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
-        let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
+        let known = |name: &str, trusted| {
+            Arc::new(Identity { name: name.into(), role: Role::User, trusted, priority_max: PRIORITY_MAX })
+        };
         let read =
             |fields: &[(&str, &[u8])], who: &Arc<Identity>| reader.read(&headers(fields), None, Some(who));
         let (ann, bob, edge) = (known("ann", false), known("bob", false), known("edge", true));
@@ -499,8 +589,14 @@ mod tests {
 
     #[test]
     fn no_two_tenants_have_the_same_salt() {
-        let known =
-            |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
+        let known = |name: &str| {
+            Some(Arc::new(Identity {
+                name: name.into(),
+                role: Role::User,
+                trusted: false,
+                priority_max: PRIORITY_MAX,
+            }))
+        };
         let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let salt = |who: &Option<Arc<Identity>>, theirs: Option<&str>| {
             reader.salt(&HeaderMap::new(), who.as_ref(), theirs)
@@ -556,6 +652,54 @@ mod tests {
     }
 
     #[test]
+    fn an_agents_hints_in_the_body_are_taken_and_a_header_comes_first() {
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
+        let agent_hints = AgentHints { output_tokens: Some(1024), priority: Some(1000) };
+        let body = ParsedRequest { agent_hints, stream: true, ..ParsedRequest::default() };
+        let read = |fields: &[(&str, &[u8])]| reader.read(&headers(fields), Some(&body), None);
+        let taken =
+            |attributes: Attributes| attributes.taken().map(|taken| taken.to_str().expect("text").to_owned());
+        assert_eq!(taken(read(&[])).as_deref(), Some("priority=100, output=1024"));
+        let said = read(&[("x-priority", b"-7"), ("x-slo-ttft-ms", b"900")]);
+        assert_eq!(taken(said).as_deref(), Some("priority=-7, ttft_ms=900, output=1024"));
+        let deaf =
+            AttributeReader::new(&Config { agent_hints: false, ..Config::default() }, SaltKey::generate());
+        assert_eq!(taken(deaf.read(&HeaderMap::new(), Some(&body), None)), None);
+    }
+
+    /// Invariant: No request has a higher priority than its client's key allows.
+    #[test]
+    fn a_key_bounds_the_priority_of_its_requests() {
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
+        let who = Identity { name: "ann".into(), role: Role::User, trusted: false, priority_max: 10 };
+        let who = Some(Arc::new(who));
+        for (said, expect) in [("100", 10), ("interactive", 10), ("9", 9), ("-50", -50), ("bulk", -50)] {
+            let fields = headers(&[("x-priority", said.as_bytes())]);
+            assert_eq!(reader.read(&fields, None, who.as_ref()).priority, expect, "{said}");
+        }
+        let agent_hints = AgentHints { priority: Some(i32::MAX), ..AgentHints::default() };
+        let body = ParsedRequest { agent_hints, ..ParsedRequest::default() };
+        assert_eq!(reader.read(&HeaderMap::new(), Some(&body), who.as_ref()).priority, 10);
+    }
+
+    #[test]
+    fn an_agent_that_another_started_belongs_to_the_conversation_of_that() {
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
+        let parent = read(&reader, &[("x-dynamo-session-id", "p"), ("x-dynamo-session-final", "true")]);
+        let child = read(
+            &reader,
+            &[
+                ("x-dynamo-session-id", "c"),
+                ("x-dynamo-parent-session-id", "p"),
+                ("x-dynamo-session-final", "true"),
+            ],
+        );
+        assert_eq!(child.session, parent.session);
+        assert_eq!((parent.claims.is_last, child.claims.is_last), (true, false), "its parent goes on");
+        assert_eq!(child.taken(), Some(HeaderValue::from_static("parent")));
+    }
+
+    #[test]
     fn invalid_headers_and_priorities_are_named_in_the_error() {
         let mut config = Config::default();
         config.tenant_headers.push("not a header".into());
@@ -570,7 +714,14 @@ mod tests {
 
     /// Requests of different principals that share one name.
     fn principals(name: &str) -> Vec<(HeaderMap, Option<Arc<Identity>>)> {
-        let known = |trusted| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted }));
+        let known = |trusted| {
+            Some(Arc::new(Identity {
+                name: name.into(),
+                role: Role::User,
+                trusted,
+                priority_max: PRIORITY_MAX,
+            }))
+        };
         let header = |field: &str, value: &str| headers(&[(field, value.as_bytes())]);
         vec![
             (HeaderMap::new(), known(false)),

@@ -139,7 +139,7 @@ async fn serve(
     // Tried again, it encodes by itself.
     let mut encoders = encoders.as_slice();
     let turned_down = |mut answer: Answer, lease: &Lease| {
-        mark(&mut answer.headers, lease);
+        mark(&mut answer.headers, lease, &routed.attributes);
         relay(answer, None, account, limits, None)
     };
     loop {
@@ -177,7 +177,7 @@ async fn serve(
                 }
                 let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
-                mark(&mut answer.headers, &lease);
+                mark(&mut answer.headers, &lease, &routed.attributes);
                 if let Some(alias) = &routed.alias {
                     alias.mark(&mut answer.headers);
                     proxy.fleet.metrics.note_target(&alias.asked, &alias.target, alias.why());

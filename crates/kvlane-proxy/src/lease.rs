@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
 use kvlane_core::poison_prompts::{EngineDeath, PromptKey};
-use kvlane_core::request::RequestId;
+use kvlane_core::request::{AnswerEnd, RequestId};
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::FailureKind;
@@ -34,8 +34,9 @@ pub struct Lease {
     /// The scheduler's decision.
     pub placement: Placement,
     prompt_tokens: u32,
-    /// Whether its client asks for a stream.
+    /// Whether its client asks for a stream, and whether it names a conversation.
     streams: bool,
+    in_session: bool,
     received: Nanos,
     /// When it was placed.
     pub placed: Nanos,
@@ -94,6 +95,7 @@ impl Lease {
             placement,
             prompt_tokens: routed.prompt_tokens,
             streams: routed.attributes.streams(),
+            in_session: routed.attributes.session().is_some(),
             received: routed.received,
             placed,
             charge: routed.charge.clone(),
@@ -153,6 +155,11 @@ impl Lease {
     /// Whether its client asks for a stream.
     pub(crate) fn streams(&self) -> bool {
         self.streams
+    }
+
+    /// Whether the scheduler has a use for how its answer ends.
+    pub(crate) fn wants_end(&self) -> bool {
+        self.in_session && self.pool.router.may_wait()
     }
 
     /// Whether another worker computes its prompt.
@@ -333,8 +340,9 @@ impl Lease {
         }
     }
 
-    /// The response is complete: records its measurements. `usage` is the engine's count, if it reports one.
-    pub fn complete(&mut self, usage: Option<Usage>) {
+    /// The response is complete: records its measurements. `usage` is the engine's count, if it reports one, and `end` is
+    /// how it ended.
+    pub fn complete(&mut self, usage: Option<Usage>, end: AnswerEnd) {
         let now = self.proxy.fleet.clock.now();
         let metrics = &self.pool.metrics;
         // An engine that decodes a split request reports fetched tokens as cached, or the count of the other engine, or
@@ -361,6 +369,9 @@ impl Lease {
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
             self.outcome.push(Input::Wrote { request: self.request, output_tokens });
+        }
+        if end != AnswerEnd::Unknown {
+            self.outcome.push(Input::Ended { request: self.request, end });
         }
         metrics.predicted_tokens.inc_by(self.held_tokens().into());
         metrics.prompt_tokens.inc_by(self.prompt_tokens.into());

@@ -19,6 +19,7 @@ mod cors;
 mod count;
 mod deadlines;
 mod endpoint_wait;
+pub mod engine_priority;
 mod engine_request;
 pub mod error;
 pub mod error_format;

@@ -6,6 +6,7 @@ use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use kvlane_core::decision::Placement;
 use kvlane_wire::disaggregation::SIDECAR_HEADERS;
 
+use crate::attributes::Attributes;
 use crate::lease::Lease;
 
 /// The endpoint that answers.
@@ -17,6 +18,9 @@ const PREFILL: HeaderName = HeaderName::from_static("x-router-prefill");
 const PREFILL_CACHED: HeaderName = HeaderName::from_static("x-router-prefill-cached-tokens");
 /// Why it was chosen.
 const REASON: HeaderName = HeaderName::from_static("x-router-reason");
+
+/// The hints of the request that were taken.
+const HINTS: HeaderName = HeaderName::from_static("x-router-hints");
 
 /// Whether a header may be set by the gateway only, not by a client or an engine.
 pub(super) fn is_ours(name: &HeaderName) -> bool {
@@ -33,9 +37,12 @@ pub(super) fn unmark(headers: &mut HeaderMap) {
     }
 }
 
-/// Sets the endpoint that answers, and why.
-pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease) {
+/// Sets the endpoint that answers, why, and which hints of its request were taken.
+pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease, attributes: &Attributes) {
     unmark(headers);
+    if let Some(taken) = attributes.taken() {
+        headers.insert(HINTS, taken);
+    }
     if let Ok(backend) = HeaderValue::from_str(&lease.endpoint.name) {
         headers.insert(BACKEND, backend);
     }

@@ -10,8 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body::{Frame, SizeHint};
+use kvlane_core::request::AnswerEnd;
 use kvlane_fleet::metrics::FailureKind;
 use kvlane_http::connections::AnswerBody;
+use kvlane_wire::answer_end::end_in_json;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
@@ -69,7 +71,7 @@ pub(super) struct Limits {
 /// What is read from the relayed bytes.
 pub(super) enum Watch {
     Events(Box<SseScanner>),
-    Json { tail: Vec<u8>, begun: bool },
+    Json { tail: Vec<u8>, begun: bool, reads_end: bool },
     Opaque { begun: bool },
 }
 
@@ -110,7 +112,7 @@ impl Relay {
         let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle.min(LOOK_EVERY))));
         // A 500 may be the engine's fault or the request's.
         let sound = !status.is_server_error();
-        let watch = Watch::new(headers);
+        let watch = Watch::new(headers, lease.as_ref());
         let whole = WholeEvents::default();
         let mut relay = Self {
             body,
@@ -210,7 +212,7 @@ impl Relay {
         if let Watch::Events(scanner) = &mut self.watch {
             lease.progress(self.last_piece, scanner.finish());
         }
-        lease.complete(self.watch.usage());
+        lease.complete(self.watch.usage(), self.watch.end());
         if self.sound {
             lease.succeeded();
         }
@@ -370,11 +372,14 @@ fn is_of_kind(headers: &HeaderMap, kind: &str) -> bool {
 // === impl Watch ===
 
 impl Watch {
-    pub(super) fn new(headers: &HeaderMap) -> Self {
+    /// Of a response with these headers. How it ends is read if its lease has a use for that.
+    pub(super) fn new(headers: &HeaderMap, lease: Option<&Lease>) -> Self {
+        let reads_end = lease.is_some_and(Lease::wants_end);
         if is_event_stream(headers) {
-            Self::Events(Box::new(SseScanner::new()))
+            let scanner = SseScanner::new();
+            Self::Events(Box::new(if reads_end { scanner.reading_end() } else { scanner }))
         } else if is_of_kind(headers, "application/json") {
-            Self::Json { tail: Vec::new(), begun: false }
+            Self::Json { tail: Vec::new(), begun: false, reads_end }
         } else {
             Self::Opaque { begun: false }
         }
@@ -387,13 +392,22 @@ impl Watch {
         };
         match self {
             Self::Events(scanner) => PieceKind::Tokens(scanner.push(piece)),
-            Self::Json { tail, begun } => {
+            Self::Json { tail, begun, .. } => {
                 let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
                 tail.drain(..tail.len() - keep);
                 tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
                 beginning(begun)
             }
             Self::Opaque { begun } => beginning(begun),
+        }
+    }
+
+    /// How the answer ended, as far as it was read.
+    pub(super) fn end(&self) -> AnswerEnd {
+        match self {
+            Self::Events(scanner) => scanner.answer_end(),
+            Self::Json { tail, reads_end: true, .. } => end_in_json(tail),
+            Self::Json { .. } | Self::Opaque { .. } => AnswerEnd::Unknown,
         }
     }
 

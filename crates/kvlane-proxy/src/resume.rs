@@ -328,7 +328,7 @@ impl ContinuedRelay {
 
     /// Continues with another engine's response.
     fn join(&mut self, answer: Answer, lease: Lease) {
-        self.relay.watch = Watch::new(&answer.headers);
+        self.relay.watch = Watch::new(&answer.headers, self.relay.lease.as_ref());
         self.relay.fault = None;
         self.relay.body = answer.body;
         self.relay.lease = Some(lease);

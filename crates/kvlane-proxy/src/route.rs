@@ -23,6 +23,7 @@ use crate::admission::admit;
 use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::count::{Question, count};
+use crate::engine_priority::{ranked, takes_priority};
 use crate::error::ApiError;
 use crate::model::{self, Chain, Chosen, Request};
 use crate::objects::{self, Kept};
@@ -132,10 +133,12 @@ pub(super) async fn route(
     });
     let renamed = renamed.transpose()?;
     let body = renamed.as_ref().unwrap_or(body);
-    let salted = ours
-        .filter(|_| takes_salt(api) && pool.provider.is_none())
-        .map(|salt| salted(body, &salt))
-        .transpose()?;
+    let is_ours = pool.provider.is_none();
+    let salted = ours.filter(|_| takes_salt(api) && is_ours).map(|salt| salted(body, &salt)).transpose()?;
+    let body = salted.as_ref().unwrap_or(body);
+    let told = attributes.engine_priority().filter(|_| takes_priority(api) && is_ours);
+    let ranked = told.map(|priority| ranked(body, priority)).transpose()?;
+    let body = ranked.as_ref().unwrap_or(body);
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
@@ -161,7 +164,7 @@ pub(super) async fn route(
         alias,
         repeats: Repeats::Yes,
     };
-    Ok((routed, salted.or(renamed).or(stripped)))
+    Ok((routed, ranked.or(salted).or(renamed).or(stripped)))
 }
 
 /// Whether prompt and answer are within the context of the model, as far as its card says.

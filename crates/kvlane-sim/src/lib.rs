@@ -31,6 +31,6 @@ pub use tier::CpuTier;
 pub use transfer::{Connector, Transfer, TransferConfig};
 pub use workload::Drive;
 pub use world::{
-    CellsConfig, Exchange, GatewaysConfig, ReportFeed, Run, Sample, Send, Sketches, Traffic, World,
-    WorldConfig,
+    CellsConfig, Exchange, GatewaysConfig, Hints, OutputClaim, ReportFeed, Run, Sample, Send, Sketches,
+    Traffic, World, WorldConfig,
 };

@@ -23,8 +23,8 @@ use kvlane_sim::chaos::{self, Action, Death, Script};
 use kvlane_sim::fault::{EventFeed, Fault, Side};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
-    Connector, Drive, EngineConfig, Exchange, Failure, GatewaysConfig, Outcome, Plan, ReportFeed, Run, Send,
-    TransferConfig, World, WorldConfig,
+    Connector, Drive, EngineConfig, Exchange, Failure, GatewaysConfig, Hints, Outcome, Plan, ReportFeed, Run,
+    Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace};
 
@@ -283,6 +283,7 @@ fn case(seed: u64) -> Case {
             },
             ..Rules::default()
         }),
+        hints: Hints::default(),
         client_timeout: leaves.then(|| Nanos::from_secs(1 + rng.below(10) as u64)),
         seed,
         stopwatch: None,

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use kvlane_core::request::AnswerEnd;
+
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TraceRequest {
@@ -24,6 +26,8 @@ pub struct TraceRequest {
     /// Seconds from the end of that answer until this request is sent. If absent, the request is sent at `arrival_s`,
     /// or when that answer ends if that is later.
     pub think_s: Option<f32>,
+    /// How its answer ended, if the trace says.
+    pub end: AnswerEnd,
     /// The earlier request whose prompt (or prompt and answer) this one begins with.
     pub base: Option<u32>,
     /// Number of leading blocks shared with `base`. They are `base`'s own at the end: otherwise `base` would be

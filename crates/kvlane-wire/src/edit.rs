@@ -18,6 +18,15 @@ pub fn with_model(body: &str, model: &str) -> Result<Vec<u8>, JsonError> {
     with_member(body, "model", model)
 }
 
+/// A body, which must be an object, with `priority` as its only `priority`, in the engine's own terms.
+///
+/// # Errors
+/// If the body is not a JSON object.
+pub fn with_priority(body: &str, priority: i32) -> Result<Vec<u8>, JsonError> {
+    let added = format!("\"priority\":{priority}");
+    edited(body, &added, |key, _| if key == "priority" { Change::Remove } else { Change::Keep })
+}
+
 /// A body with this text as its only member of that name, whatever escapes its keys use.
 fn with_member(body: &str, name: &str, text: &str) -> Result<Vec<u8>, JsonError> {
     let added = format!("\"{name}\":{}", quoted(text));

@@ -16,6 +16,7 @@
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod answer_end;
 pub mod api;
 pub mod disaggregation;
 pub mod edit;

@@ -13,9 +13,11 @@
 
 use std::sync::LazyLock;
 
+use kvlane_core::request::AnswerEnd;
 use memchr::memchr;
 use memchr::memmem::{self, Finder};
 
+use crate::answer_end::{end_in_chunk, end_in_message, end_in_response};
 use crate::usage::Counts;
 pub use crate::usage::{Usage, usage_in_json};
 
@@ -41,6 +43,9 @@ pub struct SseScanner {
     choices_at: usize,
     done: bool,
     failed: bool,
+    /// Whether to read how the answer ends, and what was read.
+    reads_end: bool,
+    end: AnswerEnd,
 }
 
 /// The bytes just before the next one, as far as finding a blank line depends on them.
@@ -61,6 +66,17 @@ impl SseScanner {
     /// A scanner at the start of a stream.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same scanner, which also reads how the answer ends.
+    #[must_use]
+    pub fn reading_end(self) -> Self {
+        Self { reads_end: true, ..self }
+    }
+
+    /// How the answer ended, as far as read.
+    pub fn answer_end(&self) -> AnswerEnd {
+        self.end
     }
 
     /// Processes the next bytes of the stream; returns the number of completed events with tokens.
@@ -170,6 +186,7 @@ impl SseScanner {
                     failed || self.without_choices(data) || (self.tokens == 0 && only_names_the_role(data));
                 self.tokens += u64::from(!silent);
                 self.counts.read_answer(tail);
+                self.read_end(tail, end_in_chunk);
             }
             b"content_block_delta" => self.tokens += 1,
             name if name.ends_with(b".delta") => self.tokens += 1,
@@ -179,6 +196,21 @@ impl SseScanner {
                 self.done |= LAST.contains(&name);
                 self.failed |= matches!(name, b"error" | b"response.failed");
                 self.counts.read_answer(tail);
+                match name {
+                    b"message_delta" => self.read_end(tail, end_in_message),
+                    b"response.completed" => self.read_end(tail, end_in_response),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Reads how the answer ends, if asked to.
+    fn read_end(&mut self, event: &[u8], end_in: fn(&[u8]) -> AnswerEnd) {
+        if self.reads_end {
+            match end_in(event) {
+                AnswerEnd::Unknown => {}
+                end => self.end = end,
             }
         }
     }

@@ -34,7 +34,7 @@ use kvlane_lab::statistics::summary::Percentiles;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::{
-    Drive, EngineConfig, GatewaysConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
+    Drive, EngineConfig, GatewaysConfig, Hints, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::record::Record;
@@ -307,6 +307,7 @@ fn simulate(
         attempts_max: 1,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed: piece.into(),
         stopwatch: None,

@@ -471,8 +471,8 @@ async fn an_engine_and_a_gateway_that_want_keys_are_shown_them() {
 
     let mut config = config();
     config.upstream.api_key = Some(Secret::new("sk-worker"));
-    let (name, sha256) = ("boss".into(), KeyHash::of("sk-admin"));
-    config.auth.keys = vec![KeySpec { name, sha256, role: Role::Admin, trusted: false }];
+    let sha256 = KeyHash::of("sk-admin");
+    config.auth.keys = vec![KeySpec::new("boss", sha256, Role::Admin)];
     let gateway = TestGateway::start(config, &[&engine]).await;
     let metrics = format!("http://{}", gateway.metrics_address());
     let (url, worker_key) = (engine.url(), ["--worker-api-key", "sk-worker", "--no-request"]);

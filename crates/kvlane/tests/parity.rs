@@ -30,7 +30,7 @@ use kvlane_lab::prompt;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::Fault;
 use kvlane_sim::rules::{Probes, Rules};
-use kvlane_sim::{Drive, EngineConfig, GatewaysConfig, Outcome, Plan, Send, World, WorldConfig};
+use kvlane_sim::{Drive, EngineConfig, GatewaysConfig, Hints, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
 use kvlane_wire::ext_proc::BodyMode;
@@ -124,6 +124,7 @@ fn world(config: &Config, engines: usize, faults: Vec<Fault>, timing: TimingMode
             },
         }),
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed: SEED,
         stopwatch: None,

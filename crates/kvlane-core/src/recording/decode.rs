@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bytes::{Cursor, unfolded};
 use super::encode::{
-    Kind, MICROS_ON, Memory, NANOS_BACK, NANOS_ON, REJECTIONS, SAME_REQUEST, SAME_TIME, has,
+    ENDS, Kind, MICROS_ON, Memory, NANOS_BACK, NANOS_ON, REJECTIONS, SAME_REQUEST, SAME_TIME, has,
 };
 use super::{Entry, Segment};
 use crate::block::BlockHash;
@@ -96,6 +96,9 @@ impl<'a> Entries<'a> {
                 let reported = ReportedReuse { prompt_tokens: rest.u32()?, cached_tokens: rest.u32()? };
                 Input::Answered { request, reported }
             }
+            Kind::Ended => {
+                Input::Ended { request: request(rest)?, end: *ENDS.get(usize::from(rest.byte()?))? }
+            }
             Kind::Failed => Input::Failed { request: request(rest)? },
             Kind::Succeeded => Input::Succeeded { request: request(rest)? },
             Kind::Refreshed => Input::Refreshed { request: request(rest)?, overlap: overlap(rest)? },
@@ -186,6 +189,10 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     if is(has::TPOT_SLO) {
         request.slo.tpot_ms = Some(rest.u32()?);
     }
+    if is(has::CLAIMED_OUTPUT) {
+        request.claims.output_tokens = Some(rest.u32()?);
+    }
+    request.claims.is_last = is(has::IS_LAST);
     if is(has::LEG) {
         request.leg = Some(RequestId(id.0.wrapping_add(unfolded(rest.number()?) as u64)));
     }

@@ -5,7 +5,7 @@ use crate::cache_accuracy::Prediction;
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
 use crate::policy::Reason;
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::{AnswerEnd, RequestId, SchedulingRequest};
 use crate::scheduler::Checkpoint;
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
@@ -33,10 +33,11 @@ pub(super) enum Kind {
     Placed,
     Refused,
     Split,
+    Ended,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Synopsis,
         Self::Rare,
         Self::Reported,
@@ -56,6 +57,7 @@ impl Kind {
         Self::Placed,
         Self::Refused,
         Self::Split,
+        Self::Ended,
     ];
 }
 
@@ -76,6 +78,9 @@ pub(super) const REJECTIONS: [Rejection; 5] = [
     Rejection::SloMissed,
 ];
 
+/// Ends of answers by number.
+pub(super) const ENDS: [AnswerEnd; 3] = [AnswerEnd::Unknown, AnswerEnd::ToolCalls, AnswerEnd::Complete];
+
 /// Flags for optional fields of a request.
 pub(super) mod has {
     pub(in super::super) const EXCLUDED: u64 = 1;
@@ -93,6 +98,8 @@ pub(super) mod has {
     pub(in super::super) const TTFT_SLO: u64 = 1 << 12;
     pub(in super::super) const TPOT_SLO: u64 = 1 << 13;
     pub(in super::super) const LEG: u64 = 1 << 14;
+    pub(in super::super) const CLAIMED_OUTPUT: u64 = 1 << 15;
+    pub(in super::super) const IS_LAST: u64 = 1 << 16;
 }
 
 /// State of encoder and decoder within a segment.
@@ -188,6 +195,10 @@ impl Memory {
                 self.begin(out, Kind::Wrote, now, Some(*request));
                 put(out, u64::from(*output_tokens));
             }
+            Input::Ended { request, end } => {
+                self.begin(out, Kind::Ended, now, Some(*request));
+                out.push(ENDS.iter().position(|other| other == end).unwrap_or(0) as u8);
+            }
             Input::Answered { request, reported } => {
                 self.begin(out, Kind::Answered, now, Some(*request));
                 put(out, u64::from(reported.prompt_tokens));
@@ -260,6 +271,7 @@ impl Memory {
             head,
             slo,
             name,
+            claims,
         } = request;
         self.begin(out, Kind::Arrived, now, Some(*id));
         self.newest = id.0;
@@ -279,6 +291,8 @@ impl Memory {
             | flag(slo.ttft_ms.is_some(), has::TTFT_SLO)
             | flag(slo.tpot_ms.is_some(), has::TPOT_SLO)
             | flag(leg.is_some(), has::LEG)
+            | flag(claims.output_tokens.is_some(), has::CLAIMED_OUTPUT)
+            | flag(claims.is_last, has::IS_LAST)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -299,6 +313,7 @@ impl Memory {
         hedge.iter().for_each(|waited| put(out, waited.0));
         slo.ttft_ms.iter().for_each(|most| put(out, u64::from(*most)));
         slo.tpot_ms.iter().for_each(|most| put(out, u64::from(*most)));
+        claims.output_tokens.iter().for_each(|tokens| put(out, u64::from(*tokens)));
         leg.iter().for_each(|leg| put(out, folded(leg.0.wrapping_sub(id.0) as i64)));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));

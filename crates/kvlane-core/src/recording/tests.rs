@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
-use super::encode::Memory;
+use super::encode::{ENDS, Memory};
 use super::file::{Frame, Frames, Head, Shared, add, begin};
 use super::*;
 use crate::block::{BlockHash, ChainSeed};
@@ -11,7 +11,7 @@ use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
+use crate::request::{Claims, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
@@ -36,12 +36,14 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let hedge = prop::option::of(any::<u64>().prop_map(Nanos));
     let most = || prop::option::of(any::<u32>());
     let slo = (most(), most()).prop_map(|(ttft_ms, tpot_ms)| Slo { ttft_ms, tpot_ms });
-    let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo);
+    let claims =
+        (most(), any::<bool>()).prop_map(|(output_tokens, is_last)| Claims { output_tokens, is_last });
+    let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo, claims);
     (numbers, (keys(), keys(), keys(), keys()), flags).prop_map(
         |(
             (id, tokens, attempt, priority, max),
             (session, tenant, head, name),
-            (whole, hedge, excluded, slo),
+            (whole, hedge, excluded, slo, claims),
         )| {
             SchedulingRequest {
                 attempt,
@@ -54,6 +56,7 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
                 whole_answer: whole,
                 hedge,
                 slo,
+                claims,
                 excluded: excluded.into(),
                 ..SchedulingRequest::new(id, tokens)
             }
@@ -73,6 +76,7 @@ fn inputs() -> impl Strategy<Value = Input> {
         ids().prop_map(|request| Input::Begun { request }),
         (ids(), counts).prop_map(|(request, count)| Input::Tokens { request, count }),
         (ids(), any::<u32>()).prop_map(|(request, output_tokens)| Input::Wrote { request, output_tokens }),
+        (ids(), 0usize..3).prop_map(|(request, end)| Input::Ended { request, end: ENDS[end] }),
         (ids(), any::<u32>(), any::<u32>()).prop_map(|(request, prompt_tokens, cached_tokens)| {
             Input::Answered {
                 request,

@@ -9,7 +9,7 @@ use crate::decision::{Refused, Rejection};
 use crate::endpoint::EndpointId;
 use crate::policy::Candidate;
 use crate::queue::{Account, Lane, Waiting};
-use crate::request::{RequestId, SchedulingRequest, SessionKey};
+use crate::request::{AnswerEnd, RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 
 /// Queued requests examined per turn, in queue order, for one that an endpoint accepts.
@@ -189,9 +189,23 @@ impl Scheduler {
     }
 
     /// A request of an active conversation is over.
-    pub(super) fn leave(&mut self, now: Nanos, session: Option<SessionKey>, context_tokens: Option<u64>) {
+    pub(super) fn leave(
+        &mut self,
+        now: Nanos,
+        session: Option<SessionKey>,
+        context_tokens: Option<u64>,
+        end: Option<AnswerEnd>,
+    ) {
         if let (Some(admission), Some(session)) = (&mut self.admission, session) {
-            admission.leave(now, session, context_tokens);
+            admission.leave(now, session, context_tokens, end);
+        }
+    }
+
+    /// An answer has ended.
+    pub(super) fn ended(&mut self, request: RequestId, end: AnswerEnd) {
+        let turn = self.flights.get_mut(request).and_then(|flight| flight.turn.as_mut());
+        if let Some(known) = turn.and_then(|turn| turn.end.as_mut()) {
+            *known = end;
         }
     }
 
@@ -205,7 +219,7 @@ impl Scheduler {
         out: &mut Vec<Output>,
     ) {
         if entered {
-            self.leave(now, request.session, None);
+            self.leave(now, request.session, None, Some(AnswerEnd::Unknown));
         }
         let retry_after = match why {
             Rejection::NoEndpoint => Nanos::ZERO,
@@ -298,14 +312,14 @@ impl Scheduler {
 
     /// A turn is over: reports its cache reuse to session admission.
     pub(super) fn turn_over(&mut self, now: Nanos, flight: &InFlightRequest) {
-        let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn else { return };
+        let Some(Turn { session, sent_tokens, held_tokens, end }) = flight.turn else { return };
         if let (Some(admission), Some(held_tokens), true) =
             (&mut self.admission, held_tokens, flight.computed)
         {
             admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
             admission.end_round();
         }
-        self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
+        self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens), end);
     }
 }
 
@@ -315,6 +329,7 @@ mod tests {
     use crate::bounded::Share;
     use crate::breaker;
     use crate::budget::{self, PerSecond};
+    use crate::request::Claims;
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
 
@@ -344,6 +359,28 @@ mod tests {
         overlap: &[(EndpointId, Prediction)],
     ) -> Vec<Output> {
         world.step(Input::Arrived { request, overlap: overlap.to_vec(), block_tokens: 16 })
+    }
+
+    #[test]
+    fn the_end_of_an_answer_and_a_last_request_reach_session_admission() {
+        for (claims_last, end, lane) in [
+            (false, AnswerEnd::ToolCalls, Lane::Active),
+            (false, AnswerEnd::Unknown, Lane::Active),
+            (true, AnswerEnd::ToolCalls, Lane::Returning),
+        ] {
+            let config = Config { session_admission: true, ..patient(0) };
+            let mut world = World::new(config, 1);
+            let session = Some(SessionKey(7));
+            let claims = Claims { is_last: claims_last, ..Claims::default() };
+            let request = SchedulingRequest { session, claims, ..SchedulingRequest::new(RequestId(1), 100) };
+            assert!(placed(&ask(&mut world, request, &[])).is_some());
+            world.step(Input::FirstToken { request: RequestId(1) });
+            world.step(Input::Ended { request: RequestId(1), end });
+            world.step(Input::Finished { request: RequestId(1) });
+            let admission = world.scheduler.admission.as_ref().expect("on");
+            assert_eq!(admission.lane(SessionKey(7)), lane, "{end:?}");
+            admission.check();
+        }
     }
 
     #[test]

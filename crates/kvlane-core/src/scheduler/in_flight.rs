@@ -9,7 +9,7 @@ use super::learning::Timed;
 use crate::cache_accuracy::Prediction;
 use crate::endpoint::EndpointId;
 use crate::queue::Account;
-use crate::request::{RequestId, SessionKey};
+use crate::request::{AnswerEnd, RequestId, SessionKey};
 use crate::time::Nanos;
 
 /// A request in flight and its reservations, released when it ends.
@@ -78,6 +78,8 @@ pub(super) struct Turn {
     pub(super) sent_tokens: u32,
     /// Tokens its endpoint held: as its answer reports or, without that, as KV events say.
     pub(super) held_tokens: Option<u32>,
+    /// How its answer ended, as far as known; `None` if its client says that it is the last one.
+    pub(super) end: Option<AnswerEnd>,
 }
 
 /// Requests in flight, by id.

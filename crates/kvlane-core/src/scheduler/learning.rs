@@ -2,7 +2,7 @@
 
 use crate::cache_accuracy::Prediction;
 use crate::endpoint::Endpoint;
-use crate::forecast::{Forecast, Kind, Usual};
+use crate::forecast::{Claim, Forecast, Kind, Usual};
 use crate::load::{InFlight, Load};
 use crate::policy::Candidate;
 use crate::rates::{FirstTokenWork, Pace, Rates, STEP_TOKENS};
@@ -39,6 +39,8 @@ pub(super) struct Timed {
     /// Category of its answer length.
     kind: Kind,
     session: Option<SessionKey>,
+    /// The answer length that its client claims.
+    claim: Option<Claim>,
     /// Output tokens so far.
     pub(super) output_tokens: u32,
     /// When tokens were last timed, and how many have arrived since.
@@ -65,6 +67,7 @@ impl Timed {
             work: None,
             kind: Kind::of(request),
             session: request.session,
+            claim: None,
             output_tokens,
             since: now,
             untimed: 0,
@@ -173,6 +176,7 @@ impl Learning {
             work: (!full).then_some(work),
             kind: Kind::of(request),
             session: request.session,
+            claim: self.forecast.claim(request),
             output_tokens: 0,
             since: now,
             untimed: 0,
@@ -238,6 +242,9 @@ impl Learning {
     pub(super) fn over(&mut self, timed: &Timed) {
         if timed.output_tokens > 0 {
             self.forecast.answered(timed.kind, timed.session, timed.output_tokens);
+            if let Some(claim) = &timed.claim {
+                self.forecast.checked(claim, timed.output_tokens);
+            }
         }
     }
 }

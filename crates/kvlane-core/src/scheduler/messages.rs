@@ -12,7 +12,7 @@ use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
 use crate::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::{AnswerEnd, RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
 /// An event in a pool.
@@ -110,6 +110,13 @@ pub enum Input {
         request: RequestId,
         /// Output tokens, the first one included.
         output_tokens: u32,
+    },
+    /// Why the answer ended, before it is over.
+    Ended {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        end: AnswerEnd,
     },
     /// The answer reported its prompt's cache reuse, before it ended.
     Answered {

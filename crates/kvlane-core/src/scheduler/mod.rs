@@ -34,7 +34,7 @@ use crate::policy::{Candidate, CostUnit, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
 use crate::replica::{Homes, Peers};
-use crate::request::RequestId;
+use crate::request::{AnswerEnd, RequestId};
 use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
 use crate::stall::Expected;
@@ -185,6 +185,7 @@ impl Scheduler {
             Input::Begun { request } => self.first_token(now, request, false, out),
             Input::Tokens { request, count } => self.tokens(now, request, count),
             Input::Wrote { request, output_tokens } => self.wrote(now, request, output_tokens),
+            Input::Ended { request, end } => self.ended(request, end),
             Input::Answered { request, reported } => self.answered(request, reported, out),
             Input::Fed { endpoint, feed } => self.learn(endpoint, out, |accuracy| accuracy.set_feed(feed)),
             Input::Forgot { endpoint } => self.learn(endpoint, out, |accuracy| accuracy.forget()),
@@ -468,7 +469,7 @@ impl Scheduler {
         let Some(flight) = self.flights.remove(request) else {
             let dequeued = self.dequeued.remove(&request).map(|dequeued| (dequeued.waiting, Lane::Active));
             if let Some((waiting, Lane::Active)) = dequeued.or_else(|| self.queue.remove(request)) {
-                self.leave(now, waiting.request.session, None);
+                self.leave(now, waiting.request.session, None, Some(AnswerEnd::Unknown));
             }
             return;
         };

@@ -8,7 +8,7 @@ use crate::endpoint::EndpointId;
 use crate::load::InFlight;
 use crate::policy::{Candidate, Pick, PickContext, Reason};
 use crate::queue::{Account, Lane, Waiting};
-use crate::request::SchedulingRequest;
+use crate::request::{AnswerEnd, SchedulingRequest};
 use crate::time::Nanos;
 
 impl Scheduler {
@@ -67,7 +67,8 @@ impl Scheduler {
         if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {
             admission.placed(session, request.prompt_tokens, picked.load.in_flight.prefilling > 0);
             let told = matches!(knowledge, Knowledge::Exact).then_some(prediction.exact);
-            turn = Some(Turn { session, sent_tokens: prediction.approximate, held_tokens: told });
+            let end = (!request.claims.is_last).then_some(AnswerEnd::Unknown);
+            turn = Some(Turn { session, sent_tokens: prediction.approximate, held_tokens: told, end });
         }
         let account = Account::of(request, lane);
         let mut flight = InFlightRequest {

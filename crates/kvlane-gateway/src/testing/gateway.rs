@@ -53,7 +53,7 @@ pub fn in_turn() -> Config {
 
 /// An API key of this name and role. Its text is the name after `k-`.
 pub fn key(name: &str, role: Role) -> KeySpec {
-    KeySpec { name: name.into(), sha256: KeyHash::of(&format!("k-{name}")), role, trusted: false }
+    KeySpec::new(name, KeyHash::of(&format!("k-{name}")), role)
 }
 
 /// A running gateway. End it with [`TestGateway::end`], which checks that nothing is left in flight.

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::policy::{PolicyConfig, fleet_cost, name_or_config};
+use kvlane_sim::Hints;
 use kvlane_sim::pool::Eviction;
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
@@ -195,6 +196,9 @@ pub struct Arm {
     pub queue_len_max: u32,
     /// And their timeout, in seconds.
     pub queue_timeout_s: f64,
+    /// What the router is told about requests beside their prompts.
+    #[serde(skip_serializing_if = "is_usual")]
+    pub hints: Hints,
 }
 
 /// What the engines of an arm are for.
@@ -251,6 +255,11 @@ fn one() -> u32 {
     1
 }
 
+/// Whether hints are those of an arm that names none.
+fn is_usual(hints: &Hints) -> bool {
+    *hints == Hints::default()
+}
+
 // === impl Arm ===
 
 impl Arm {
@@ -288,6 +297,7 @@ impl Arm {
             session_admission: false,
             queue_len_max: 10_000,
             queue_timeout_s: 86_400.0,
+            hints: Hints::default(),
         }
     }
 
@@ -380,6 +390,7 @@ struct ArmMap {
     session_admission: Option<bool>,
     queue_len_max: Option<u32>,
     queue_timeout_s: Option<f64>,
+    hints: Option<Hints>,
 }
 
 /// A policy by its name, or with its settings.
@@ -454,6 +465,7 @@ impl<'de> Deserialize<'de> for Arm {
                     session_admission: map.session_admission.unwrap_or(plain.session_admission),
                     queue_len_max: map.queue_len_max.unwrap_or(plain.queue_len_max),
                     queue_timeout_s: map.queue_timeout_s.unwrap_or(plain.queue_timeout_s),
+                    hints: map.hints.unwrap_or(plain.hints),
                 })
             }
         }

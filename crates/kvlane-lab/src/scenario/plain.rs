@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::suggest::suggest;
+use kvlane_sim::{Hints, OutputClaim};
 use kvlane_trace::generate::Workload;
 
 use super::{Arm, CacheKnowledge, ClosedLoop, Conversations, Group, OpenLoop, Scenario, Stage, WorkloadSpec};
@@ -28,6 +29,9 @@ pub struct Plain {
     pub policies: Vec<String>,
     /// Source of cache knowledge of all of them.
     pub cache_knowledge: CacheKnowledge,
+    /// Sets of hints to compare, by name (see [`Plain::HINTS`]), under session admission. Without any, policies get what
+    /// they get by default, without session admission.
+    pub hints: Vec<String>,
 }
 
 /// Why the values describe no scenario.
@@ -45,6 +49,9 @@ pub enum PlainError {
     /// No policy is called so.
     #[error("policy: {meant}", meant = PolicyConfig::unknown(.0))]
     UnknownPolicy(String),
+    /// No set of hints is called so.
+    #[error("hints: {meant}", meant = hint(.0))]
+    UnknownHints(String),
     /// The load is given in two ways.
     #[error("load, rate and concurrency exclude each other")]
     TwoLoads,
@@ -55,11 +62,30 @@ fn kind(name: &str) -> String {
     suggest(name, Workload::KINDS.iter().copied(), "`kvlane trace generate --kinds` lists all.")
 }
 
+/// Which set of hints was meant.
+fn hint(name: &str) -> String {
+    let known = Plain::HINTS.map(|(name, _)| name);
+    suggest(name, known, "they are none, output, conversation, return, last and all.")
+}
+
 // === impl Plain ===
 
 impl Plain {
     /// The policies that are compared unless others are named.
     pub const POLICIES: [&str; 4] = ["round_robin", "cache_aware", "lmetric", "fleet_cost"];
+    /// Sets of hints, each with those of the sets that it needs.
+    pub const HINTS: [(&str, Hints); 6] = {
+        let none = Hints { conversation: false, output: OutputClaim::None, end: false, last: false };
+        let conversation = Hints { conversation: true, ..none };
+        [
+            ("none", none),
+            ("output", Hints { output: OutputClaim::Exact, ..none }),
+            ("conversation", conversation),
+            ("return", Hints { end: true, ..conversation }),
+            ("last", Hints { last: true, ..conversation }),
+            ("all", Hints { conversation: true, output: OutputClaim::Exact, end: true, last: true }),
+        ]
+    };
     /// The number of engines unless another is given.
     pub const ENGINES: u32 = 4;
     /// The engine unless another is named.
@@ -72,7 +98,8 @@ impl Plain {
     /// # Errors
     /// A name is unknown, or the values contradict each other.
     pub fn scenario(self) -> Result<Scenario, PlainError> {
-        let Self { mut fleet, trace, workload, load, rate, concurrency, policies, cache_knowledge } = self;
+        let Self { mut fleet, trace, workload, load, rate, concurrency, policies, cache_knowledge, hints } =
+            self;
         match (&trace, &workload) {
             (None, None) => return Err(PlainError::NoRequests),
             (Some(_), Some(_)) => return Err(PlainError::TwoWorkloads),
@@ -94,7 +121,21 @@ impl Plain {
                 PolicyConfig::by_name(name).ok_or_else(|| PlainError::UnknownPolicy(name.clone()))?;
             Ok(Arm { cache_knowledge, ..Arm::new(policy) })
         };
-        let policies = policies.iter().map(arm).collect::<Result<_, _>>()?;
+        let mut policies: Vec<Arm> = policies.iter().map(arm).collect::<Result<_, _>>()?;
+        if !hints.is_empty() {
+            let named = |name: &String| {
+                let known = Self::HINTS.into_iter().find(|(known, _)| known == name);
+                known.ok_or_else(|| PlainError::UnknownHints(name.clone()))
+            };
+            let sets: Vec<_> = hints.iter().map(named).collect::<Result<_, _>>()?;
+            let with = |arm: &Arm, (name, hints): &(&str, Hints)| Arm {
+                arm: format!("{} {name}", arm.arm),
+                hints: *hints,
+                session_admission: true,
+                ..arm.clone()
+            };
+            policies = policies.iter().flat_map(|arm| sets.iter().map(|set| with(arm, set))).collect();
+        }
         if fleet.preset.is_none() && fleet.model.is_none() && fleet.timing.is_none() {
             fleet.preset = Some(Self::PRESET.to_owned());
         }
@@ -141,11 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn each_policy_is_compared_under_each_set_of_hints() {
+        let hints = ["none", "return"].map(str::to_owned).to_vec();
+        let scenario = Plain { hints, ..chat() }.scenario().expect("a scenario");
+        let arms: Vec<_> = scenario.policies.iter().map(|arm| (arm.arm.as_str(), arm.hints.end)).collect();
+        assert_eq!(arms, [("least_load none", false), ("least_load return", true)]);
+        assert!(scenario.policies.iter().all(|arm| arm.session_admission));
+        let plain = chat().scenario().expect("a scenario");
+        assert_eq!((plain.policies[0].hints, plain.policies[0].session_admission), (Hints::default(), false));
+    }
+
+    #[test]
     fn what_is_unknown_or_contradictory_is_named() {
         let wrong = |plain: Plain| plain.scenario().expect_err("wrong").to_string();
         assert!(wrong(Plain { workload: None, ..chat() }).starts_with("nothing to simulate"));
         let kind = wrong(Plain { workload: Some("chatter".into()), ..chat() });
         assert!(kind.starts_with("workload chatter: unknown kind: did you mean `chat`"));
+        let hints = wrong(Plain { hints: vec!["retrun".into()], ..chat() });
+        assert!(hints.starts_with("hints: ") && hints.contains("`return`"), "{hints}");
         let policy = wrong(Plain { policies: vec!["best".into()], ..chat() });
         assert!(
             policy.starts_with("policy: unknown policy 'best': did you mean ")

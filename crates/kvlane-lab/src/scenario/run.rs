@@ -312,6 +312,7 @@ impl Setting {
             attempts_max: ATTEMPTS_MAX,
             rules: None,
             reloaded: None,
+            hints: arm.hints,
             client_timeout: None,
             seed: seed.into(),
             stopwatch: self.stopwatch,

@@ -6,7 +6,7 @@ use kvlane_core::section;
 use kvlane_http::network::Network;
 use kvlane_http::secret::{KeyHash, Secret};
 
-use crate::auth::identity::Role;
+use crate::auth::identity::{PRIORITY_MAX, Role};
 use crate::auth::jwt::JwtSpec;
 
 section! {
@@ -54,5 +54,21 @@ section! {
         /// Whether its holder may name the tenant of a request (`hints.tenant_headers`); else the key is the tenant.
         #[serde(default)]
         pub trusted: bool;
+        /// The highest priority that its requests have: one that asks for more gets this.
+        #[serde(default = "highest")]
+        pub priority_max: i8;
     }
+}
+
+// === impl KeySpec ===
+
+impl KeySpec {
+    /// A key that may not name tenants, with any priority.
+    pub fn new(name: &str, sha256: KeyHash, role: Role) -> Self {
+        Self { name: name.into(), sha256, role, trusted: false, priority_max: PRIORITY_MAX }
+    }
+}
+
+fn highest() -> i8 {
+    PRIORITY_MAX
 }

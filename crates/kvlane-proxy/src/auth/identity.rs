@@ -32,6 +32,9 @@ pub enum Access {
     Change,
 }
 
+/// The highest priority; the lowest is its negative.
+pub const PRIORITY_MAX: i8 = 100;
+
 /// A client that has authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -41,6 +44,8 @@ pub struct Identity {
     pub role: Role,
     /// Whether it may name the tenant of a request.
     pub trusted: bool,
+    /// The highest priority that its requests have.
+    pub priority_max: i8,
 }
 
 // === impl Role ===

@@ -29,7 +29,7 @@ use kvlane_http::secret::KeyHash;
 use serde_json::Value;
 
 use self::keys::{Key, key_set};
-use crate::auth::identity::{Identity, NAME_BYTES_MAX, Role};
+use crate::auth::identity::{Identity, NAME_BYTES_MAX, PRIORITY_MAX, Role};
 
 /// Prefix of the names of identities that come from tokens. An API key cannot have such a name.
 pub(super) const PREFIX: &str = "jwt:";
@@ -248,7 +248,10 @@ impl Jwt {
         let role =
             told.filter_map(|value| spec.roles.get(value)).chain([&spec.role]).max_by_key(|role| role.rank());
         let role = role.copied().unwrap_or_default();
-        Ok((Identity { name: name_of(name).into(), role, trusted: false }, ends_s))
+        Ok((
+            Identity { name: name_of(name).into(), role, trusted: false, priority_max: PRIORITY_MAX },
+            ends_s,
+        ))
     }
 }
 
@@ -399,7 +402,8 @@ mod tests {
         let verify = |claims: &Value| {
             jwt.verify_now(&signer.token(&header, claims), NOW).map(|(identity, _)| identity)
         };
-        let ann = Identity { name: "jwt:ann".into(), role: Role::User, trusted: false };
+        let ann =
+            Identity { name: "jwt:ann".into(), role: Role::User, trusted: false, priority_max: PRIORITY_MAX };
         assert_eq!(verify(&claims()), Ok(ann.clone()));
         assert_eq!(verify(&with(|claims| claims["aud"] = json!("kvlane"))), Ok(ann.clone()));
         assert_eq!(

@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use self::identity::NAME_BYTES_MAX;
-pub use self::identity::{Access, Identity, Role};
+pub use self::identity::{Access, Identity, PRIORITY_MAX, Role};
 pub use self::jwt::Jwt;
 pub use self::jwt::JwtSpec;
 use self::jwt::TokenError;
@@ -122,9 +122,14 @@ impl Auth {
             return wrong("auth.keys", "the system's random number generator failed".into());
         };
         let mut keys = HashMap::with_capacity(specs.len());
-        for KeySpec { name, sha256, role, trusted } in &specs {
+        for KeySpec { name, sha256, role, trusted, priority_max } in &specs {
             check_name(name).or_else(|problem| wrong("auth.keys", problem))?;
-            let identity = Arc::new(Identity { name: name.as_str().into(), role: *role, trusted: *trusted });
+            let identity = Arc::new(Identity {
+                name: name.as_str().into(),
+                role: *role,
+                trusted: *trusted,
+                priority_max: *priority_max,
+            });
             if let Some(other) = keys.insert(blinded(&blind, *sha256), identity) {
                 return wrong("auth.keys", format!("'{}' and '{name}' have the same key", other.name));
             }
@@ -363,7 +368,7 @@ fn key_in(line: &str) -> Result<KeySpec, String> {
         _ => return Err(form()),
     };
     let role = Role::by_name(role).ok_or("the role must be user, viewer or admin")?;
-    Ok(KeySpec { name: name.into(), sha256: KeyHash::parse(hash)?, role, trusted })
+    Ok(KeySpec { trusted, ..KeySpec::new(name, KeyHash::parse(hash)?, role) })
 }
 
 #[cfg(test)]
@@ -373,7 +378,7 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, key: &str, role: Role) -> KeySpec {
-        KeySpec { name: name.into(), sha256: KeyHash::of(key), role, trusted: false }
+        KeySpec::new(name, KeyHash::of(key), role)
     }
 
     fn config(keys: &[KeySpec]) -> Security {

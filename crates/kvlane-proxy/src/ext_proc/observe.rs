@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::destination::{DESTINATION_NAMESPACE, SERVED};
 use crate::account::Account;
+use crate::attributes::Attributes;
 use crate::lease::Lease;
 use crate::proxy::Proxy;
 use crate::relay::{PieceKind, Watch};
@@ -21,6 +22,7 @@ pub(super) struct Observer {
     account: Arc<Account>,
     watch: Watch,
     status: StatusCode,
+    attributes: Attributes,
     /// When the last piece arrived.
     last_piece: Instant,
 }
@@ -65,7 +67,9 @@ impl Observer {
         }
         account.set_status(status);
         let (account, last_piece) = (Arc::clone(account), Instant::now());
-        let mut observer = Self { lease, account, watch: Watch::new(&headers), status, last_piece };
+        let watch = Watch::new(&headers, lease.as_ref());
+        let attributes = routed.attributes;
+        let mut observer = Self { lease, account, watch, status, attributes, last_piece };
         observer.judge();
         if head.is_all {
             observer.end();
@@ -102,7 +106,7 @@ impl Observer {
     pub(super) fn marks(&self) -> Vec<(HeaderName, HeaderValue)> {
         let mut headers = HeaderMap::new();
         if let Some(lease) = &self.lease {
-            crate::placement_headers::mark(&mut headers, lease);
+            crate::placement_headers::mark(&mut headers, lease, &self.attributes);
         }
         self.account.mark(&mut headers);
         headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
@@ -141,7 +145,7 @@ impl Observer {
                     return;
                 }
             }
-            lease.complete(self.watch.usage());
+            lease.complete(self.watch.usage(), self.watch.end());
             // A 500 may be the engine's fault or the request's.
             if !self.status.is_server_error() {
                 lease.succeeded();

@@ -7,6 +7,7 @@
 mod cells;
 mod faults;
 mod gateways;
+mod hints;
 mod node;
 mod play;
 mod retry;
@@ -30,6 +31,7 @@ use cells::{CellNews, Front, Telling};
 pub use cells::{CellsConfig, Lookups, Sketches};
 use gateways::Gateways;
 pub use gateways::{Exchange, GatewaysConfig, Sample, Traffic};
+pub use hints::{Hints, OutputClaim};
 use node::Node;
 pub use play::{Run, Send};
 
@@ -78,6 +80,8 @@ pub struct WorldConfig {
     /// Configuration that the router loads at every other [`Fault::Reload`]; without it, the configuration does not
     /// change.
     pub reloaded: Option<router::Config>,
+    /// What the router is told about requests beside their prompts.
+    pub hints: Hints,
     /// When clients give up.
     pub client_timeout: Option<Nanos>,
     /// Seed of the world's own randomness; the router has its own.

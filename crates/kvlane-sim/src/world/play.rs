@@ -12,7 +12,7 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
+use kvlane_core::request::{AnswerEnd, RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::router::Router;
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
@@ -294,12 +294,16 @@ impl Play<'_, '_> {
         self.world.legs += 1;
         let legs = self.world.legs;
         let leg = self.router_of(request).may_split().then_some(RequestId(LEGS + legs));
+        let hints = self.world.config.hints;
+        let is_last = self.left_of[self.place_of(self.send.plan.root[request as usize])] == 1;
+        let claims = hints.claims(self.request(request), (self.world.config.seed, request), is_last);
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
             attempt: flight.attempt,
-            session: Some(session),
+            session: hints.conversation.then_some(session),
+            claims,
             leg,
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
@@ -461,6 +465,10 @@ impl Play<'_, '_> {
                 let output_tokens = self.request(request).output_tokens;
                 self.outcome(request).output_tokens = output_tokens;
                 self.tell(request, Input::Wrote { request: id, output_tokens });
+                let end = self.request(request).end;
+                if self.world.config.hints.end && end != AnswerEnd::Unknown {
+                    self.tell(request, Input::Ended { request: id, end });
+                }
                 self.settle(request, None);
             }
             (EngineEvent::Rejected { why, .. }, _) => {
@@ -481,7 +489,7 @@ impl Play<'_, '_> {
     /// The cell that the front tier chooses for a request.
     fn cell_for(&mut self, request: u32) -> usize {
         let wanted = SchedulingRequest {
-            session: Some(self.session(request)),
+            session: self.world.config.hints.conversation.then(|| self.session(request)),
             ..SchedulingRequest::new(self.id(request), self.request(request).input_tokens)
         };
         let blocks = prompt_blocks(self.send.trace, request, self.world.config.router.block_tokens);

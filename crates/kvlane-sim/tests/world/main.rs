@@ -15,8 +15,8 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::{
-    Batching, Connector, CpuTier, Drive, EngineConfig, Eviction, Failure, GatewaysConfig, Outcome, Plan,
-    ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
+    Batching, Connector, CpuTier, Drive, EngineConfig, Eviction, Failure, GatewaysConfig, Hints, Outcome,
+    Plan, ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 use proptest::prelude::*;
@@ -52,6 +52,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
         attempts_max: 3,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed,
         stopwatch: None,

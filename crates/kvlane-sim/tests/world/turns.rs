@@ -1,5 +1,6 @@
 //! The next turn of a conversation.
 
+use kvlane_core::request::AnswerEnd;
 use kvlane_core::rng::Rng;
 use kvlane_trace::trace::{Builder, TraceRequest};
 
@@ -21,6 +22,7 @@ pub(crate) fn add(
         session,
         after: base,
         think_s: base.map(|_| rng.unit() as f32),
+        end: AnswerEnd::Unknown,
         base,
         shared_blocks: length / BLOCK_TOKENS,
     };

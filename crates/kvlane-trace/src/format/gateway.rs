@@ -13,7 +13,7 @@ use std::io::BufRead;
 
 use kvlane_core::recording::file::{Frame, Frames};
 use kvlane_core::recording::{Entries, Entry, shared_blocks};
-use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
+use kvlane_core::request::{AnswerEnd, RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::Input;
 use kvlane_core::time::Nanos;
 
@@ -210,6 +210,7 @@ impl Reading {
                 session,
                 after: turn.map(|turn| turn as u32),
                 think_s,
+                end: AnswerEnd::Unknown,
                 base: seen.base.map(|(base, _)| base as u32),
                 shared_blocks: shared_tokens.unwrap_or(0) / trace_block,
             })?;

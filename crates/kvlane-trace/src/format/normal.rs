@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The first line is a header, then there is a line for each request, in order of arrival. Requests are numbered from
-//! 0. Omitted keys mean: `s`, the next new session; `after`, no predecessor; `think`, sent at `t`; `base` and
-//! `shared`, no shared prefix. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
+//! 0. Omitted keys mean: `s`, the next new session; `after`, no predecessor; `think`, sent at `t`; `end`,
+//! unknown; `base` and `shared`, no shared prefix. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
 //! a few bytes however long its prompt is.
 
 use std::fs::File;
@@ -16,6 +16,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use kvlane_core::request::AnswerEnd;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
@@ -46,6 +47,7 @@ struct Line {
     s: Option<u32>,
     after: Option<u32>,
     think: Option<Number>,
+    end: Option<AnswerEnd>,
     base: Option<u32>,
     shared: Option<u32>,
 }
@@ -108,6 +110,7 @@ fn request(line: Line, draft: &Draft, sessions: u32) -> Result<TraceRequest, Fau
         session,
         after: earlier("after", line.after)?,
         think_s: think_s.map(|think_s| think_s as f32).filter(|_| line.after.is_some()),
+        end: line.end.unwrap_or_default(),
         base: earlier("base", line.base)?,
         shared_blocks: line.shared.unwrap_or(0),
     };
@@ -151,6 +154,7 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
             session,
             after,
             think_s,
+            end,
             base,
             shared_blocks,
         } = request;
@@ -164,6 +168,11 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
         }
         if let Some(think_s) = think_s {
             write!(out, ",\"think\":{think_s}")?;
+        }
+        match end {
+            AnswerEnd::Unknown => {}
+            AnswerEnd::ToolCalls => out.write_all(b",\"end\":\"tool_calls\"")?,
+            AnswerEnd::Complete => out.write_all(b",\"end\":\"complete\"")?,
         }
         if let Some(base) = base {
             write!(out, ",\"base\":{base},\"shared\":{shared_blocks}")?;

@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 
+use kvlane_core::request::AnswerEnd;
+
 use super::lines::{Fault, Lines, json};
 use super::{Draft, Options, TraceError};
 use crate::record::Record;
@@ -71,6 +73,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
             session,
             after,
             think_s: think_s.map(|seconds| seconds as f32),
+            end: AnswerEnd::Unknown,
             base,
             shared_blocks: (record.shared_tokens.unwrap_or(0) / block_tokens).min(there_is),
         };

@@ -22,6 +22,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::BufRead;
 
+use kvlane_core::request::AnswerEnd;
 use kvlane_core::rng::Rng;
 use serde::Deserialize;
 use serde_json::Number;
@@ -56,6 +57,7 @@ struct Entry {
     out: Option<Number>,
     think_time: Option<Number>,
     api_time: Option<Number>,
+    stop: Option<String>,
     hash_ids: Option<Vec<u64>>,
     blocks: Option<Vec<(u64, u64)>>,
     duration_ms: Option<Number>,
@@ -273,6 +275,11 @@ impl Flat {
                 output_tokens: tokens("out", entry.out, 0)?,
                 after: before,
                 think_s,
+                end: match entry.stop.as_deref() {
+                    Some("tool_use") => AnswerEnd::ToolCalls,
+                    Some("end_turn" | "max_tokens" | "stop_sequence") => AnswerEnd::Complete,
+                    _ => AnswerEnd::Unknown,
+                },
                 ..TraceRequest::default()
             };
             before = Some(self.turns.len() as u32);

@@ -16,6 +16,7 @@ pub(super) enum Field {
     Session(u8),
     SessionParams,
     Metadata,
+    Extensions,
     Tools,
     System,
     Messages,
@@ -24,7 +25,7 @@ pub(super) enum Field {
 }
 
 /// Keys with the same meaning in every API.
-pub(super) const SHARED: [(&str, Field); 14] = [
+pub(super) const SHARED: [(&str, Field); 15] = [
     ("model", Field::Model),
     ("stream", Field::Stream),
     ("max_tokens", Field::OutputTokens(1)),
@@ -39,6 +40,7 @@ pub(super) const SHARED: [(&str, Field); 14] = [
     ("prompt_cache_key", Field::Session(2)),
     ("user", Field::Session(1)),
     ("metadata", Field::Metadata),
+    ("nvext", Field::Extensions),
 ];
 
 /// Keys that hold the prompt; error messages name the first one.

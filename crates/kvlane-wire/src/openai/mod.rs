@@ -10,12 +10,14 @@
 //! OpenAI's `instructions` are rendered as a system message. Text parts are decoded; parts of other types, tools and
 //! calls are written compactly. Prompts given as token ids become four little-endian bytes each.
 
+mod agent_hints;
 mod fields;
 
 use std::borrow::Cow;
 
 use thiserror::Error;
 
+pub use self::agent_hints::AgentHints;
 use self::fields::{Field, SHARED, prompt_fields};
 use crate::api::Api;
 use crate::disaggregation::refuse::may_forbid;
@@ -62,6 +64,8 @@ pub struct ParsedRequest<'a> {
     /// The conversation, from the first present of `session_id`, `session_params.id`, `prompt_cache_key`, `user` and
     /// Anthropic's `metadata.user_id`; at most [`SESSION_BYTES_MAX`] bytes.
     pub session: Option<Cow<'a, str>>,
+    /// Dynamo's `nvext.agent_hints`.
+    pub agent_hints: AgentHints,
     /// Prompts in the batch, at least 1; documents for a reranker.
     pub prompts: u32,
     /// Whether any prompt is given as token ids.
@@ -205,6 +209,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                     (request.session, session_rank) = (session, rank);
                 }
             }
+            Field::Extensions => request.agent_hints = AgentHints::read(&mut reader.scanner)?,
             Field::Tools => {
                 reader.tools()?;
                 sections.place(0, start, reader.out);
@@ -648,12 +653,21 @@ mod tests {
                 cache_salt: Some("tenant-a".into()),
                 lora: None,
                 session: Some("u".into()),
+                agent_hints: AgentHints::default(),
                 prompts: 1,
                 token_ids: false,
                 reserved: false,
                 telling: false,
             }
         );
+    }
+
+    #[test]
+    fn hints_of_an_agent_are_no_part_of_the_prompt() {
+        let body = |nvext: &str| format!(r#"{{"prompt":"p"{nvext}}}"#);
+        let hints = read(Api::Completions, &body(r#","nvext":{"agent_hints":{"osl":9}}"#)).agent_hints;
+        assert_eq!(hints, AgentHints { output_tokens: Some(9), priority: None });
+        assert_eq!(read(Api::Completions, &body("")).agent_hints, AgentHints::default());
     }
 
     #[test]

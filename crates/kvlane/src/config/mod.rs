@@ -235,7 +235,7 @@ impl ConfigArgs {
             if let Some(key) = key {
                 let key = key.read().map_err(|_| anyhow!("--{name} is empty"))?;
                 let sha256 = KeyHash::of(&key);
-                config.auth.keys.push(KeySpec { name: name.into(), sha256, role, trusted: false });
+                config.auth.keys.push(KeySpec::new(name, sha256, role));
             }
         }
         for said in &self.more.control_plane_api_keys {
@@ -245,18 +245,13 @@ impl ConfigArgs {
             let [id, _, role, key] = parts[..] else { bail!("{flag}: write ID:NAME:ROLE:KEY") };
             let role = serde_json::from_value(json!(role))
                 .with_context(|| format!("{flag} {id}: the role is admin or user"))?;
-            config.auth.keys.push(KeySpec {
-                name: id.into(),
-                sha256: KeyHash::of(key),
-                role,
-                trusted: false,
-            });
+            config.auth.keys.push(KeySpec::new(id, KeyHash::of(key), role));
         }
         for said in &self.more.tenant_api_key {
             let said = said.read().map_err(|_| anyhow!("--tenant-api-key is empty"))?;
             let (tenant, key) = said.split_once(':').context("--tenant-api-key: write TENANT:KEY")?;
             let sha256 = KeyHash::of(key);
-            config.auth.keys.push(KeySpec { name: tenant.into(), sha256, role: Role::User, trusted: false });
+            config.auth.keys.push(KeySpec::new(tenant, sha256, Role::User));
         }
         if let Some(key) = &self.more.worker_api_key {
             config.upstream.api_key = Some(key.clone());

@@ -22,7 +22,7 @@ use kvlane_sim::engine::EngineConfig;
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
-use kvlane_sim::world::{GatewaysConfig, ReportFeed, Send, World, WorldConfig};
+use kvlane_sim::world::{GatewaysConfig, Hints, ReportFeed, Send, World, WorldConfig};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
@@ -220,6 +220,7 @@ fn run(
         attempts_max: 5,
         rules: None,
         reloaded: None,
+        hints: Hints::default(),
         client_timeout: None,
         seed: seed.into(),
         stopwatch: None,

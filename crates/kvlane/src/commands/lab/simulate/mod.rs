@@ -26,7 +26,7 @@ pub(crate) struct SimulateArgs {
     /// Run a scenario: a built-in one by name (`--list` shows them), or a file. Fleet, workload and policies are then
     /// the scenario's.
     #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["trace", "workload", "policy", "engines", "preset", "model",
-        "gpu", "tp", "timing", "kv_dtype", "block_tokens", "load", "rate", "concurrency", "cache_knowledge"])]
+        "gpu", "tp", "timing", "kv_dtype", "block_tokens", "load", "rate", "concurrency", "cache_knowledge", "hints"])]
     scenario: Option<String>,
     /// List the scenarios that come with kvlane.
     #[arg(long)]
@@ -78,6 +78,11 @@ pub(crate) struct SimulateArgs {
     /// Cache knowledge of the router: `approximate` (its own dispatches) or `exact` (the engines' KV events).
     #[arg(long, value_parser = knowledge, default_value = "approximate")]
     cache_knowledge: CacheKnowledge,
+    /// Compare sets of hints, separated by commas, each under session admission: `none`, `output` (true answer lengths),
+    /// `conversation`, `return` (conversations, and how each answer ended: an agent returns from its tools), `last`
+    /// (conversations, and their last requests) or `all`.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    hints: Vec<String>,
     /// Number of runs of each, with different seeds [default: 1, or the scenario's].
     #[arg(long)]
     seeds: Option<u32>,
@@ -210,6 +215,7 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
         concurrency: args.concurrency.clone(),
         policies: args.policy.clone(),
         cache_knowledge: args.cache_knowledge,
+        hints: args.hints.clone(),
     };
     plain.scenario().map_err(|error| match error {
         PlainError::NoRequests => anyhow!(
