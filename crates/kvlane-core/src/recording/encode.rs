@@ -93,6 +93,7 @@ pub(super) mod has {
     pub(in super::super) const TTFT_SLO: u64 = 1 << 12;
     pub(in super::super) const TPOT_SLO: u64 = 1 << 13;
     pub(in super::super) const LEG: u64 = 1 << 14;
+    pub(in super::super) const ADAPTER: u64 = 1 << 15;
 }
 
 /// State of encoder and decoder within a segment.
@@ -108,6 +109,7 @@ pub(super) struct Memory {
     pub(super) tenants: Keys,
     pub(super) heads: Keys,
     pub(super) names: Keys,
+    pub(super) adapters: Keys,
 }
 
 // === impl Memory ===
@@ -115,8 +117,8 @@ pub(super) struct Memory {
 impl Memory {
     /// Resets the state at the start of a segment.
     pub(super) fn clear(&mut self) {
-        let Self { sessions, tenants, heads, names, .. } = self;
-        [sessions, tenants, heads, names].into_iter().for_each(Keys::clear);
+        let Self { sessions, tenants, heads, names, adapters, .. } = self;
+        [sessions, tenants, heads, names, adapters].into_iter().for_each(Keys::clear);
         (self.at, self.newest, self.same, self.block_tokens) = (Nanos::ZERO, 0, 0, 0);
     }
 
@@ -229,6 +231,7 @@ impl Memory {
             | Input::Blamed { .. }
             | Input::Fed { .. }
             | Input::Forgot { .. }
+            | Input::Adapters { .. }
             | Input::Busy { .. }
             | Input::Configured { .. } => {
                 self.begin(out, Kind::Rare, now, None);
@@ -258,6 +261,7 @@ impl Memory {
             hedge,
             leg,
             head,
+            adapter,
             slo,
             name,
         } = request;
@@ -279,6 +283,7 @@ impl Memory {
             | flag(slo.ttft_ms.is_some(), has::TTFT_SLO)
             | flag(slo.tpot_ms.is_some(), has::TPOT_SLO)
             | flag(leg.is_some(), has::LEG)
+            | flag(adapter.is_some(), has::ADAPTER)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -300,6 +305,7 @@ impl Memory {
         slo.ttft_ms.iter().for_each(|most| put(out, u64::from(*most)));
         slo.tpot_ms.iter().for_each(|most| put(out, u64::from(*most)));
         leg.iter().for_each(|leg| put(out, folded(leg.0.wrapping_sub(id.0) as i64)));
+        adapter.iter().for_each(|key| self.adapters.put(out, key.number()));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));
             self.block_tokens = block_tokens;

@@ -5,13 +5,14 @@ use proptest::prelude::*;
 use super::encode::Memory;
 use super::file::{Frame, Frames, Head, Shared, add, begin};
 use super::*;
+use crate::adapters::AdapterReport;
 use crate::block::{BlockHash, ChainSeed};
 use crate::cache_accuracy::{self, Feed, Prediction};
 use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
+use crate::request::{AdapterKey, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
@@ -37,10 +38,10 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let most = || prop::option::of(any::<u32>());
     let slo = (most(), most()).prop_map(|(ttft_ms, tpot_ms)| Slo { ttft_ms, tpot_ms });
     let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo);
-    (numbers, (keys(), keys(), keys(), keys()), flags).prop_map(
+    (numbers, (keys(), keys(), keys(), keys(), keys()), flags).prop_map(
         |(
             (id, tokens, attempt, priority, max),
-            (session, tenant, head, name),
+            (session, tenant, head, name, adapter),
             (whole, hedge, excluded, slo),
         )| {
             SchedulingRequest {
@@ -51,6 +52,7 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
                 tenant: tenant.map(TenantKey),
                 head: head.map(BlockHash),
                 name: name.map(RequestKey),
+                adapter: adapter.map(|key| AdapterKey::named(&key.to_le_bytes())),
                 whole_answer: whole,
                 hedge,
                 slo,
@@ -68,6 +70,14 @@ fn inputs() -> impl Strategy<Value = Input> {
             request,
             overlap,
             block_tokens
+        }),
+        (endpoints(), prop::option::of(0u32..9)).prop_map(|(endpoint, slots)| Input::Adapters {
+            endpoint,
+            reported: AdapterReport {
+                slots,
+                running: vec![AdapterKey::named(b"sql")],
+                ..AdapterReport::default()
+            },
         }),
         ids().prop_map(|request| Input::FirstToken { request }),
         ids().prop_map(|request| Input::Begun { request }),
