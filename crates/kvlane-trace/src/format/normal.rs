@@ -7,7 +7,7 @@
 //!
 //! The first line is a header, then there is a line for each request, in order of arrival. Requests are numbered from
 //! 0. Omitted keys mean: `s`, the next new session; `after`, no predecessor; `think`, sent at `t`; `base` and
-//! `shared`, no shared prefix. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
+//! `shared`, no shared prefix; `adapter`, none. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
 //! a few bytes however long its prompt is.
 
 use std::fs::File;
@@ -48,6 +48,7 @@ struct Line {
     think: Option<Number>,
     base: Option<u32>,
     shared: Option<u32>,
+    adapter: Option<u32>,
 }
 
 pub(super) fn begins(head: &str) -> bool {
@@ -110,6 +111,7 @@ fn request(line: Line, draft: &Draft, sessions: u32) -> Result<TraceRequest, Fau
         think_s: think_s.map(|think_s| think_s as f32).filter(|_| line.after.is_some()),
         base: earlier("base", line.base)?,
         shared_blocks: line.shared.unwrap_or(0),
+        adapter: line.adapter,
     };
     let block_tokens = draft.builder.block_tokens();
     if let Some(base) = request.base {
@@ -153,6 +155,7 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
             think_s,
             base,
             shared_blocks,
+            adapter,
         } = request;
         write!(out, "{{\"t\":{},\"in\":{input_tokens},\"out\":{output_tokens}", Micros(*arrival_s))?;
         if *session != sessions {
@@ -167,6 +170,9 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
         }
         if let Some(base) = base {
             write!(out, ",\"base\":{base},\"shared\":{shared_blocks}")?;
+        }
+        if let Some(adapter) = adapter {
+            write!(out, ",\"adapter\":{adapter}")?;
         }
         out.write_all(b"}\n")?;
     }

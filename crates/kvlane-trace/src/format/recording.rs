@@ -73,6 +73,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
             think_s: think_s.map(|seconds| seconds as f32),
             base,
             shared_blocks: (record.shared_tokens.unwrap_or(0) / block_tokens).min(there_is),
+            adapter: None,
         };
         let index = draft.branch(request)?;
         count += u32::from(session == count);
