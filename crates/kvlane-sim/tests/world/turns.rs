@@ -23,6 +23,7 @@ pub(crate) fn add(
         think_s: base.map(|_| rng.unit() as f32),
         base,
         shared_blocks: length / BLOCK_TOKENS,
+        adapter: None,
     };
     let index = builder.branch(request).expect("room");
     *before = Some((index, request.input_tokens + request.output_tokens));
