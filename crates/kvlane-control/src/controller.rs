@@ -36,7 +36,7 @@ use kvlane_fleet::worker::{Rank, State, Worker, WorkerId};
 use kvlane_http::address::worker_name;
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
-use kvlane_wire::engine::{load_reports, prefix_caches};
+use kvlane_wire::engine::{adapter_report, load_reports, prefix_caches};
 use kvlane_wire::prometheus;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -463,6 +463,8 @@ impl Controller {
             self.restore_index(worker).await;
         }
         let caches = prefix_caches(page);
+        // The page tells of all ranks together.
+        let adapters = adapter_report(page).filter(|_| reports.len() == 1);
         for (pool, of) in self.endpoints_of(worker.id) {
             let (endpoint, number) = (of.id, of.number);
             if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
@@ -477,6 +479,9 @@ impl Controller {
             of.load_unknown.store(of_it.is_none(), Ordering::Relaxed);
             if let Some(&(_, reported)) = of_it {
                 pool.step(Input::Reported { endpoint, reported });
+            }
+            if let Some(reported) = adapters.clone() {
+                pool.step(Input::Adapters { endpoint, reported });
             }
         }
         Ok(())

@@ -146,6 +146,7 @@ fn pick(criterion: &mut Criterion) {
                     output_tokens: 200,
                     usual_output_tokens: 200.0,
                     peers: None,
+                    adapter: None,
                     rng: &mut rng,
                     reason: Reason::default(),
                     work: [None; 2],

@@ -6,6 +6,7 @@
 #![warn(clippy::disallowed_methods)]
 
 mod abort_on_panic;
+pub mod adapters;
 pub mod block;
 pub mod bounded;
 pub mod breaker;

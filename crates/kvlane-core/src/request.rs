@@ -1,5 +1,6 @@
 //! Scheduling requests: the properties of a request that may influence its placement.
 
+use std::num::NonZeroU64;
 use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,28 @@ impl RequestKey {
     }
 }
 
+/// Key of an adapter (LoRA): a hash of the name that clients and engines call it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AdapterKey(NonZeroU64);
+
+// === impl AdapterKey ===
+
+impl AdapterKey {
+    /// The key of an adapter `name`.
+    pub fn named(name: &[u8]) -> Self {
+        Self(NonZeroU64::new(xxh3_64_with_seed(name, 0)).unwrap_or(NonZeroU64::MIN))
+    }
+
+    pub(crate) const fn number(self) -> u64 {
+        self.0.get()
+    }
+
+    pub(crate) fn numbered(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+}
+
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulingRequest {
@@ -87,6 +110,9 @@ pub struct SchedulingRequest {
     /// The first block of its prompt, for policies that hash prompts. [`crate::router::Router::arrive`] sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
+    /// The adapter that its model's name stands for, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterKey>,
     /// Its latency objectives.
     #[serde(default, skip_serializing_if = "Slo::is_none")]
     pub slo: Slo,
@@ -168,6 +194,7 @@ impl SchedulingRequest {
             hedge: None,
             leg: None,
             head: None,
+            adapter: None,
             slo: Slo::default(),
             name: None,
             claims: Claims::default(),

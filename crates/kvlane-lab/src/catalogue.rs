@@ -30,6 +30,7 @@ const SCENARIOS: &[(&str, &str)] = &[
     ("replicas-mooncake", include_str!("../scenarios/replicas-mooncake.yaml")),
     ("replicas-partition", include_str!("../scenarios/replicas-partition.yaml")),
     ("cells", include_str!("../scenarios/cells.yaml")),
+    ("adapters", include_str!("../scenarios/adapters.yaml")),
     ("cells-documents", include_str!("../scenarios/cells-documents.yaml")),
 ];
 

@@ -127,6 +127,10 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     put("busy_share", busy.iter().sum::<f64>() / busy.len() as f64 / span_s);
     put("busy_imbalance", imbalance(&busy));
     put("computed_imbalance", imbalance(&counters(&|stats| stats.computed_tokens as f64)));
+    let loads: f64 = counters(&|stats| stats.adapter_loads as f64).iter().sum();
+    if loads > 0.0 {
+        put("adapter_loads", loads);
+    }
     put("preemptions", counters(&|stats| stats.preemptions as f64).iter().sum());
     put("recomputed_tokens", counters(&|stats| stats.recomputed_tokens as f64).iter().sum());
     figures

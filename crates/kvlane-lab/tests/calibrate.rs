@@ -45,7 +45,15 @@ fn run(config: &EngineConfig, probe: &Probe, apart: Nanos) -> Vec<Timeline> {
         let prompt_blocks = [].into();
         engine.enqueue(
             at,
-            EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id, remote: None },
+            EngineRequest {
+                id,
+                prompt_blocks,
+                prompt_tokens,
+                output_tokens,
+                output_seed: id,
+                remote: None,
+                adapter: None,
+            },
         );
         lines[id as usize].sent_s = at.as_secs_f64();
         at += apart;

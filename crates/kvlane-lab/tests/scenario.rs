@@ -11,6 +11,7 @@ use kvlane_lab::scenario::{
 use kvlane_sim::{Batching, Connector, CpuTier, Eviction, TransferConfig};
 use kvlane_sim::{Hints, OutputClaim};
 use kvlane_trace::TraceError;
+use kvlane_trace::adapters::Popularity;
 use kvlane_trace::generate::Workload;
 use kvlane_trace::trace::Trace;
 use proptest::prelude::*;
@@ -90,6 +91,8 @@ fn groups() -> impl Strategy<Value = Group> {
                 host_step_s,
                 max_num_seqs,
                 max_num_batched_tokens: max_num_seqs,
+                max_loras: max_num_seqs,
+                adapter_load_s: memory_share,
             },
         )
 }
@@ -126,6 +129,7 @@ fn workloads() -> impl Strategy<Value = WorkloadSpec> {
     )
         .prop_map(|(trace, generate, load, open_loop, closed_loop)| WorkloadSpec {
             trace: trace.map(Into::into),
+            adapters: generate.is_some().then_some(Popularity { count: load.len() as u32, skew: 0.5 }),
             generate,
             load,
             open_loop,

@@ -1,7 +1,7 @@
 //! Configuration of a mock engine. Names follow vLLM and llm-d-inference-sim where those have the same setting.
 
 use kvlane_core::timing::{PresetError, TimingFile, TimingModel};
-use kvlane_sim::EngineConfig;
+use kvlane_sim::{AdapterSlots, EngineConfig};
 use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::kv::version::{OLDEST, Version};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,10 @@ pub struct MockConfig {
     pub served_model_name: Vec<String>,
     /// `--lora-modules`: adapters on top of the model, by name. Their blocks are never shared with the base model's.
     pub lora_modules: Vec<String>,
+    /// `--max-loras`: adapters that can be loaded at once; by default all always are.
+    pub max_loras: Option<u32>,
+    /// `--adapter-load-s`: then, engine seconds to load one.
+    pub adapter_load_s: f64,
     /// `--preset`: model and machine of the timing model, such as `qwen2.5-7b@a100` or `qwen3-32b@h100x2`.
     pub preset: String,
     /// `--timing`: a timing model instead of a preset's; see [`MockConfig::imitate`].
@@ -78,6 +82,8 @@ impl Default for MockConfig {
             block_size: 16,
             kv_cache_size: None,
             gpu_memory_utilization: 0.90,
+            max_loras: None,
+            adapter_load_s: 0.5,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             max_model_len: None,
@@ -191,6 +197,9 @@ impl MockConfig {
             (1..=65_536).contains(&self.block_size),
             "between 1 and 65536",
         )?;
+        require("--max-loras", self.max_loras.unwrap_or(1), self.max_loras != Some(0), "at least 1")?;
+        let is_span = (0.0..1000.0).contains(&self.adapter_load_s);
+        require("--adapter-load-s", self.adapter_load_s, is_span, "0 to 1000")?;
         require("--max-num-seqs", self.max_num_seqs, self.max_num_seqs > 0, "at least 1")?;
         let batched = self.max_num_batched_tokens;
         require("--max-num-batched-tokens", batched, batched > 0, "at least 1")?;
@@ -249,6 +258,7 @@ impl MockConfig {
             blocks,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: batched,
+            adapters: self.max_loras.map(|count| AdapterSlots { count, load_s: self.adapter_load_s }),
             ..EngineConfig::vllm(timing, self.block_size, share)
         };
         Ok(Settled {

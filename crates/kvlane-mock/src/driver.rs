@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kvlane_core::event::KvEvent;
+use kvlane_core::request::AdapterKey;
 use kvlane_core::time::Nanos;
 use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote};
 use tokio::sync::Notify;
@@ -215,6 +216,7 @@ impl Driver {
     ) -> Result<Ticket, QueueFull> {
         let cell = Arc::<Mutex<Cell>>::default();
         let (prompt_tokens, output_seed) = (prompt.tokens, prompt.key);
+        let adapter = prompt.lora.as_deref().map(|name| AdapterKey::named(name.as_bytes()));
         let prompt = prompt.answered(self.block_tokens, output_tokens);
         let id = self.up_to_date(|inner, now| {
             let id = inner.next_id;
@@ -243,7 +245,15 @@ impl Driver {
             inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text, keeper });
             inner.engine.enqueue(
                 now,
-                EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed, remote },
+                EngineRequest {
+                    id,
+                    prompt_blocks,
+                    prompt_tokens,
+                    output_tokens,
+                    output_seed,
+                    remote,
+                    adapter,
+                },
             );
             if keeps {
                 inner.engine.keep(id);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvlane_core::decision::{Placement, PrefillLeg, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::request::{AdapterKey, RequestId, SchedulingRequest};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_fleet::pool::Waiting;
@@ -74,6 +74,7 @@ impl Proxy {
             attempt: if let AttemptKind::Again(attempt) = kind { attempt } else { 0 },
             hedge: if let AttemptKind::Hedge(waited) = kind { Some(waited) } else { None },
             name: Some(routed.name),
+            adapter: routed.served.adapter.as_deref().map(|name| AdapterKey::named(name.as_bytes())),
             ..routed.attributes.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let mut waiting = pool.router.may_wait().then(|| Waiting::new(pool, id));

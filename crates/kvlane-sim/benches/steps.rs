@@ -24,6 +24,7 @@ fn request(id: u64, group: u64, shared: u32, prompt_tokens: u32, output_tokens: 
         output_tokens,
         output_seed: id,
         remote: None,
+        adapter: None,
     }
 }
 

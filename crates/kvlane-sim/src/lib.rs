@@ -23,7 +23,7 @@ pub mod world;
 pub use kvlane_trace::plan::Plan;
 
 pub use engine::{
-    Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
+    AdapterSlots, Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
 };
 pub use outcome::{Failure, Outcome, Split};
 pub use pool::Eviction;

@@ -4,7 +4,8 @@
 //! it come from [`kvlane_trace::plan`].
 
 use kvlane_core::block::BlockHash;
-use kvlane_trace::trace::Trace;
+use kvlane_core::request::AdapterKey;
+use kvlane_trace::trace::{Trace, TraceRequest};
 
 use crate::engine::own_block;
 
@@ -25,22 +26,28 @@ pub enum Drive {
     },
 }
 
-/// Seed of the text that a request introduces, its answer included.
-pub fn text_seed(request: u32) -> u64 {
-    u64::from(request)
+/// Seed of the text that a request introduces, its answer included, as a request with this adapter has it.
+pub fn text_seed(request: u32, adapter: Option<u32>) -> u64 {
+    u64::from(request) | adapter.map_or(0, |adapter| (u64::from(adapter) + 1) << 32)
+}
+
+/// The key of a trace's adapter.
+pub fn adapter_key(adapter: u32) -> AdapterKey {
+    AdapterKey::named(format!("adapter-{adapter}").as_bytes())
 }
 
 /// The hashes of the full blocks, of `block_tokens` each, of a request's prompt. An engine's block is shared if the
 /// trace's block in which it ends is shared.
 pub fn prompt_blocks(trace: &Trace, request: u32, block_tokens: u32) -> Vec<BlockHash> {
-    let full = trace.requests[request as usize].input_tokens / block_tokens;
+    let TraceRequest { input_tokens, adapter, .. } = trace.requests[request as usize];
+    let full = input_tokens / block_tokens;
     let mut blocks = vec![BlockHash(0); full as usize];
     let (ours, theirs) = (u64::from(block_tokens), u64::from(trace.block_tokens));
     for (owner, from, to) in trace.runs(request) {
         // The request that introduced a block's last token determines the block.
         let first = u64::from(from) * theirs / ours;
         let end = (u64::from(to) * theirs / ours).min(u64::from(full));
-        let seed = text_seed(owner);
+        let seed = text_seed(owner, adapter);
         for index in first..end {
             blocks[index as usize] = own_block(seed, index as u32);
         }
@@ -50,7 +57,7 @@ pub fn prompt_blocks(trace: &Trace, request: u32, block_tokens: u32) -> Vec<Bloc
 
 #[cfg(test)]
 mod tests {
-    use kvlane_trace::trace::{Builder, TraceRequest};
+    use kvlane_trace::trace::Builder;
     use proptest::prelude::*;
 
     use super::*;

@@ -3,6 +3,7 @@
 //! A [`Trace`] holds arrival times, lengths and block ids, never text. A [`Record`] is the result of one request of a
 //! replay.
 
+pub mod adapters;
 pub mod format;
 pub mod generate;
 pub mod plan;
@@ -10,6 +11,7 @@ pub mod record;
 pub mod sample;
 pub mod session;
 pub mod trace;
+mod zipf;
 
 pub use format::{Format, Options, TraceError};
 pub use plan::Plan;

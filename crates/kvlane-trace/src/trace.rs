@@ -33,6 +33,8 @@ pub struct TraceRequest {
     /// Number of leading blocks shared with `base`. They are `base`'s own at the end: otherwise `base` would be
     /// another request.
     pub shared_blocks: u32,
+    /// Number of the adapter (LoRA) that it asks for. Requests with different ones share no blocks, whatever `base` says.
+    pub adapter: Option<u32>,
 }
 
 /// Requests sorted by arrival.

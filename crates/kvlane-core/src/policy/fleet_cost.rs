@@ -50,9 +50,12 @@
 //! the same everywhere and would not change a choice between endpoints; here they are what a split saves. Endpoints that
 //! have happened to compute prompts get fewer answers and so more prompts: a fleet divides itself as far as that pays.
 //!
+//! A request that names an adapter (LoRA) has further terms, of the load that it may cause: see `fleet_cost/adapters.rs`.
+//!
 //! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
 //! slower machines too, which improves the mean and worsens the longest waits.
 
+mod adapters;
 mod shortlist;
 
 use serde::{Deserialize, Serialize};
@@ -141,6 +144,8 @@ pub struct FleetCost {
     work: ByEndpoint<Work>,
     /// Seconds for which prompts placed on each endpoint keep it from decoding.
     stalls: ByEndpoint<Work>,
+    /// For requests with an adapter.
+    excess: adapters::Excess,
     /// `work` once more, for [`Policy::shortlist`], and its prices: those of a chunk, and the least of them.
     work_columns: shortlist::WorkColumns,
     costs: Vec<(Column, f32)>,
@@ -284,6 +289,7 @@ impl FleetCost {
             again: Again::default(),
             work: ByEndpoint::default(),
             stalls: ByEndpoint::default(),
+            excess: adapters::Excess::default(),
             work_columns: shortlist::WorkColumns::default(),
             costs: Vec::new(),
         }
@@ -322,7 +328,7 @@ impl FleetCost {
             may_split: false,
             behind: self.weight(Term::Behind) * BEHIND,
             again: self.weight(Term::Again) * share / (1.0 - share),
-            new_prefix: if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 },
+            new_prefix: if is_new && cx.adapter.is_none() { self.weight(Term::NewPrefix) * uses } else { 0.0 },
             peers: cx.peers.filter(|_| is_new),
         }
     }
@@ -482,9 +488,17 @@ impl Policy for FleetCost {
         cx.reason = Reason::LowestCost;
         let seen_tokens = seen_tokens(candidates);
         let terms = self.terms(cx, seen_tokens);
-        let row = cx.cheapest(candidates, |row| {
+        let cost = |row: &Candidate| {
             terms.alone_s(row, |id| self.work_s(id, terms.now)) * preference(terms.peers, row.endpoint.slot())
-        });
+        };
+        let row = match self.adapter_price(cx.adapter, candidates) {
+            None => cx.cheapest(candidates, cost),
+            Some(price) => {
+                let at = cx.cheapest_at(candidates, |at, row| cost(row) + price.secs(at, row));
+                self.excess.add(cx.request, candidates);
+                at
+            }
+        };
         cx.work = self.placed(&terms, seen_tokens, &candidates[row], None);
         row
     }
@@ -504,11 +518,13 @@ impl Policy for FleetCost {
             let effect = terms.effect(row);
             stalls * effect.growth(row) * terms.output_tokens * effect.with_s
         };
+        let price = self.adapter_price(cx.adapter, candidates);
+        let load_s = |row: &Candidate| price.as_ref().map_or(0.0, |price| price.secs_of(candidates, row));
         let alone_s = |row: &Candidate| {
             let room_s = terms.room_s(row, terms.output_tokens, terms.effect(row).with_s);
-            terms.alone_s(row, work) + room_s + interrupted_s(row)
+            terms.alone_s(row, work) + room_s + interrupted_s(row) + load_s(row)
         };
-        let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row);
+        let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row) + load_s(row);
         let may_serve = |row: &Candidate| row.part.may_serve_alone();
         let alone = cx.cheapest_of(candidates, may_serve, alone_s);
         let mut best = alone.map(|row| (alone_s(&candidates[row]) / (1.0 + SPLIT_MARGIN), Pick::alone(row)));
@@ -519,7 +535,7 @@ impl Policy for FleetCost {
             }
             best
         };
-        let prefills = cheapest(Part::may_prefill, &|row| terms.prompt_s(row));
+        let prefills = cheapest(Part::may_prefill, &|row| terms.prompt_s(row) + load_s(row));
         let decodes = cheapest(Part::may_decode, &answer_s);
         for &(prompt_s, prefill) in prefills.rows() {
             for &(answer_s, row) in decodes.rows() {

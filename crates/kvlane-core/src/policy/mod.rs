@@ -12,6 +12,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::adapters::AdapterView;
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
@@ -106,6 +107,8 @@ pub struct PickContext<'a> {
     pub usual_output_tokens: f64,
     /// If routers of other replicas place on the same endpoints: a number that each of them has another one of.
     pub peers: Option<u64>,
+    /// The request's adapter, if it names one.
+    pub adapter: Option<AdapterView<'a>>,
     /// The scheduler's random number generator.
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
@@ -197,9 +200,14 @@ impl PickContext<'_> {
 
     /// The row with the lowest cost; ties are random. Costs are recorded.
     pub fn cheapest(&mut self, candidates: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> usize {
+        self.cheapest_at(candidates, |_, row| cost(row))
+    }
+
+    /// Like [`PickContext::cheapest`], with the position of each row.
+    fn cheapest_at(&mut self, candidates: &[Candidate], cost: impl Fn(usize, &Candidate) -> f64) -> usize {
         let (mut best, mut best_cost, mut ties) = (0, f64::INFINITY, 0);
         for (row, candidate) in candidates.iter().enumerate() {
-            let cost = cost(candidate);
+            let cost = cost(row, candidate);
             self.note(row, cost);
             if cost < best_cost {
                 (best, best_cost, ties) = (row, cost, 1);
@@ -461,11 +469,14 @@ policies! {
     heavy_offload::HeavyOffload = "heavy_offload",
     /// The longest prefix within a client's share at each endpoint.
     dlpm::Dlpm = "dlpm",
+    /// The fewest requests in flight among the endpoints that have the adapter loaded.
+    prefer_loaded::PreferLoaded = "prefer_loaded",
     ;
     "cache_aware_rust" = CacheAware(cache_aware::RUST),
     "lmetric_no_queue" = LMetric(lmetric::NO_QUEUE),
     "llm_d_default" = Weighted(weighted::LLM_D_DEFAULT),
     "llm_d_perf" = Weighted(weighted::LLM_D_PERF),
+    "llm_d_lora" = Weighted(weighted::LLM_D_LORA),
     "llm_d_affinity_5s" = LlmDAffinity(llm_d_affinity::FIVE_SECONDS),
     "dynamo_lmetric" = Dynamo(dynamo::LMETRIC),
     ;
@@ -585,6 +596,7 @@ pub(crate) mod testing {
     //! One-line tables for the policies' tests.
 
     use super::*;
+    use crate::adapters::AdapterRow;
     use crate::load::InFlight;
     use crate::request::RequestId;
 
@@ -610,6 +622,8 @@ pub(crate) mod testing {
         pub(crate) now: Nanos,
         pub(crate) output_tokens: u32,
         pub(crate) rng: Rng,
+        /// If there are any, the request names an adapter.
+        pub(crate) adapters: Vec<AdapterRow>,
         /// Costs that the last pick recorded.
         pub(crate) costs: Vec<f64>,
     }
@@ -629,6 +643,7 @@ pub(crate) mod testing {
                 now: Nanos::ZERO,
                 output_tokens: 200,
                 rng: Rng::new(1),
+                adapters: Vec::new(),
                 costs: Vec::new(),
             }
         }
@@ -643,6 +658,13 @@ pub(crate) mod testing {
                 output_tokens: self.output_tokens,
                 usual_output_tokens: 200.0,
                 peers: None,
+                adapter: (!self.adapters.is_empty()).then_some(AdapterView {
+                    rows: &self.adapters,
+                    copies: self.adapters.iter().filter(|row| row.loaded).count() as u32,
+                    gap_s: 1.0,
+                    seen_s: 60.0,
+                    load_gap_s: 20.0,
+                }),
                 rng: &mut self.rng,
                 reason: Reason::default(),
                 work: [None; 2],

@@ -12,7 +12,7 @@ use crate::cache_accuracy::{Prediction, ReportedReuse};
 use crate::endpoint::EndpointId;
 use crate::load;
 use crate::policy::Reason;
-use crate::request::{RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{AdapterKey, RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
 
@@ -195,6 +195,9 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     request.claims.is_last = is(has::IS_LAST);
     if is(has::LEG) {
         request.leg = Some(RequestId(id.0.wrapping_add(unfolded(rest.number()?) as u64)));
+    }
+    if is(has::ADAPTER) {
+        request.adapter = Some(AdapterKey::numbered(memory.adapters.read(rest)?)?);
     }
     request.whole_answer = is(has::WHOLE_ANSWER);
     if is(has::BLOCK_TOKENS) {

@@ -100,6 +100,7 @@ pub(super) mod has {
     pub(in super::super) const LEG: u64 = 1 << 14;
     pub(in super::super) const CLAIMED_OUTPUT: u64 = 1 << 15;
     pub(in super::super) const IS_LAST: u64 = 1 << 16;
+    pub(in super::super) const ADAPTER: u64 = 1 << 17;
 }
 
 /// State of encoder and decoder within a segment.
@@ -115,6 +116,7 @@ pub(super) struct Memory {
     pub(super) tenants: Keys,
     pub(super) heads: Keys,
     pub(super) names: Keys,
+    pub(super) adapters: Keys,
 }
 
 // === impl Memory ===
@@ -122,8 +124,8 @@ pub(super) struct Memory {
 impl Memory {
     /// Resets the state at the start of a segment.
     pub(super) fn clear(&mut self) {
-        let Self { sessions, tenants, heads, names, .. } = self;
-        [sessions, tenants, heads, names].into_iter().for_each(Keys::clear);
+        let Self { sessions, tenants, heads, names, adapters, .. } = self;
+        [sessions, tenants, heads, names, adapters].into_iter().for_each(Keys::clear);
         (self.at, self.newest, self.same, self.block_tokens) = (Nanos::ZERO, 0, 0, 0);
     }
 
@@ -240,6 +242,7 @@ impl Memory {
             | Input::Blamed { .. }
             | Input::Fed { .. }
             | Input::Forgot { .. }
+            | Input::Adapters { .. }
             | Input::Busy { .. }
             | Input::Configured { .. } => {
                 self.begin(out, Kind::Rare, now, None);
@@ -269,6 +272,7 @@ impl Memory {
             hedge,
             leg,
             head,
+            adapter,
             slo,
             name,
             claims,
@@ -293,6 +297,7 @@ impl Memory {
             | flag(leg.is_some(), has::LEG)
             | flag(claims.output_tokens.is_some(), has::CLAIMED_OUTPUT)
             | flag(claims.is_last, has::IS_LAST)
+            | flag(adapter.is_some(), has::ADAPTER)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -315,6 +320,7 @@ impl Memory {
         slo.tpot_ms.iter().for_each(|most| put(out, u64::from(*most)));
         claims.output_tokens.iter().for_each(|tokens| put(out, u64::from(*tokens)));
         leg.iter().for_each(|leg| put(out, folded(leg.0.wrapping_sub(id.0) as i64)));
+        adapter.iter().for_each(|key| self.adapters.put(out, key.number()));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));
             self.block_tokens = block_tokens;

@@ -15,7 +15,7 @@
 //! ...    fields of the kind
 //! ```
 //!
-//! Numbers take seven bits per byte. A key (session, tenant, first block, request) is written in full the first time,
+//! Numbers take seven bits per byte. A key (session, tenant, first block, request, adapter) is written in full the first time,
 //! then as its index in a table. Endpoints with equal predictions are grouped, as runs of slots. Rare inputs are JSON.
 //! A recording contains no prompt text, and no block hash except the first, which hash-based policies use.
 

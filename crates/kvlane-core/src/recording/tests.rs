@@ -5,13 +5,14 @@ use proptest::prelude::*;
 use super::encode::{ENDS, Memory};
 use super::file::{Frame, Frames, Head, Shared, add, begin};
 use super::*;
+use crate::adapters::AdapterReport;
 use crate::block::{BlockHash, ChainSeed};
 use crate::cache_accuracy::{self, Feed, Prediction};
 use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{Claims, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
+use crate::request::{AdapterKey, Claims, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
@@ -39,10 +40,10 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let claims =
         (most(), any::<bool>()).prop_map(|(output_tokens, is_last)| Claims { output_tokens, is_last });
     let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo, claims);
-    (numbers, (keys(), keys(), keys(), keys()), flags).prop_map(
+    (numbers, (keys(), keys(), keys(), keys(), keys()), flags).prop_map(
         |(
             (id, tokens, attempt, priority, max),
-            (session, tenant, head, name),
+            (session, tenant, head, name, adapter),
             (whole, hedge, excluded, slo, claims),
         )| {
             SchedulingRequest {
@@ -53,6 +54,7 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
                 tenant: tenant.map(TenantKey),
                 head: head.map(BlockHash),
                 name: name.map(RequestKey),
+                adapter: adapter.map(|key| AdapterKey::named(&key.to_le_bytes())),
                 whole_answer: whole,
                 hedge,
                 slo,
@@ -71,6 +73,14 @@ fn inputs() -> impl Strategy<Value = Input> {
             request,
             overlap,
             block_tokens
+        }),
+        (endpoints(), prop::option::of(0u32..9)).prop_map(|(endpoint, slots)| Input::Adapters {
+            endpoint,
+            reported: AdapterReport {
+                slots,
+                running: vec![AdapterKey::named(b"sql")],
+                ..AdapterReport::default()
+            },
         }),
         ids().prop_map(|request| Input::FirstToken { request }),
         ids().prop_map(|request| Input::Begun { request }),

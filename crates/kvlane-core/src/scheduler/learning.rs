@@ -75,8 +75,8 @@ impl Timed {
         }
     }
 
-    /// Its prompt is computed elsewhere: its first token is not timed.
-    pub(super) fn is_received(&mut self) {
+    /// Its first token waits for more than its prompt, which is computed elsewhere or needs an adapter: it is not timed.
+    pub(super) fn is_delayed(&mut self) {
         self.work = None;
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Config;
+use crate::adapters::AdapterReport;
 use crate::breaker;
 use crate::cache_accuracy::{self, Feed, KnowledgeChange, Prediction};
 use crate::decision::{Placement, Refused};
@@ -75,6 +76,13 @@ pub enum Input {
         endpoint: EndpointId,
         /// Its report.
         reported: LoadReport,
+    },
+    /// An endpoint reported its adapters.
+    Adapters {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// Its report.
+        reported: AdapterReport,
     },
     /// A request arrives, for the first time or as a retry.
     Arrived {

@@ -24,6 +24,7 @@ mod split;
 
 use std::collections::BTreeMap;
 
+use crate::adapters::Adapters;
 use crate::budget::Budget;
 use crate::cache_accuracy::{self, KnowledgeChange, Prediction};
 use crate::decaying_counter::DecayingCounter;
@@ -77,6 +78,7 @@ pub struct Scheduler {
     availability: AvailabilitySummary,
     splits: Splits,
     shortlist: Shortlist,
+    adapters: Adapters,
     peers: Peers,
     told: Told,
     learned: Learned,
@@ -120,6 +122,7 @@ impl Scheduler {
             availability: AvailabilitySummary::default(),
             splits: Splits::new(&config),
             shortlist: Shortlist::default(),
+            adapters: Adapters::default(),
             peers: Peers::default(),
             told: Told::default(),
             learned: Learned::default(),
@@ -170,6 +173,7 @@ impl Scheduler {
             Input::Left { endpoint } => {
                 self.pool.leave(endpoint);
                 self.learned.forget(endpoint);
+                self.adapters.forget(endpoint);
                 self.splits.transfers.forget(endpoint);
                 self.review_parts();
             }
@@ -177,6 +181,11 @@ impl Scheduler {
             Input::Stalled { endpoint, stalled } => self.stall(now, endpoint, stalled),
             Input::Blamed { endpoint } => self.count_failure(now, endpoint, out),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
+            Input::Adapters { endpoint, reported } => {
+                if self.pool.get(endpoint).is_some() {
+                    self.adapters.report(endpoint, reported);
+                }
+            }
             Input::Arrived { request, overlap, block_tokens } => {
                 let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
                 self.arrive(now, waiting, &overlap, out);
@@ -188,7 +197,10 @@ impl Scheduler {
             Input::Ended { request, end } => self.ended(request, end),
             Input::Answered { request, reported } => self.answered(request, reported, out),
             Input::Fed { endpoint, feed } => self.learn(endpoint, out, |accuracy| accuracy.set_feed(feed)),
-            Input::Forgot { endpoint } => self.learn(endpoint, out, |accuracy| accuracy.forget()),
+            Input::Forgot { endpoint } => {
+                self.adapters.forget(endpoint);
+                self.learn(endpoint, out, |accuracy| accuracy.forget());
+            }
             Input::Counted { endpoint, queries, hits, block_tokens } => {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
@@ -382,6 +394,9 @@ impl Scheduler {
             let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
         }
+        if !self.adapters.is_idle() {
+            self.adapters.first_token(now, request, seen);
+        }
         if let (false, Some(accuracy)) = (is_split, self.pool.cache_accuracy_mut(endpoint)) {
             accuracy.expect_in_counters(prediction.unwrap_or_default(), prompt_tokens);
         }
@@ -466,6 +481,9 @@ impl Scheduler {
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         self.queue_blocked = false;
         self.received(now, request, false, out);
+        if !self.adapters.is_idle() {
+            self.adapters.finished(request);
+        }
         let Some(flight) = self.flights.remove(request) else {
             let dequeued = self.dequeued.remove(&request).map(|dequeued| (dequeued.waiting, Lane::Active));
             if let Some((waiting, Lane::Active)) = dequeued.or_else(|| self.queue.remove(request)) {

@@ -8,7 +8,7 @@ use crate::endpoint::EndpointId;
 use crate::load::InFlight;
 use crate::policy::{Candidate, Pick, PickContext, Reason};
 use crate::queue::{Account, Lane, Waiting};
-use crate::request::{AnswerEnd, SchedulingRequest};
+use crate::request::{AdapterKey, AnswerEnd, RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
 impl Scheduler {
@@ -22,12 +22,25 @@ impl Scheduler {
             self.pairs.clear();
         }
         let output_tokens = self.learning.forecast.tokens(request);
+        let usual_output_tokens = self.learning.forecast.usual_tokens();
+        if let Some(adapter) = request.adapter {
+            if request.attempt == 0 && request.hedge.is_none() {
+                self.adapters.ask(now, adapter);
+            }
+            let answer_s = |row: &Candidate| {
+                let InFlight { context_tokens, .. } = row.load.in_flight;
+                usual_output_tokens * row.rates.decode_step_s(row.load.in_flight.decoding(), context_tokens)
+            };
+            let endpoints = self.rows.iter().map(|row| (row.endpoint, answer_s(row)));
+            self.adapters.look(now, adapter, endpoints);
+        }
         let mut cx = PickContext {
             request,
             now,
             output_tokens,
-            usual_output_tokens: self.learning.forecast.usual_tokens(),
+            usual_output_tokens,
             peers: self.peers.salt(),
+            adapter: request.adapter.map(|adapter| self.adapters.view(now, adapter)),
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],
@@ -37,11 +50,10 @@ impl Scheduler {
         let least = self.config.split_tokens_min;
         let pick = Self::pick(&mut self.splits, &mut *self.policy, least, &mut cx, &self.rows);
         let (reason, work) = (cx.reason, cx.work);
-        work.into_iter().flatten().for_each(|(endpoint, work_s)| self.told.placed(endpoint, work_s));
         if let (Some(shadow), None) = (&mut self.shadow, pick.prefill) {
-            let usual = self.learning.forecast.usual_tokens();
-            shadow.decide(now, request, output_tokens, usual, &self.rows, (pick.row, reason));
+            shadow.decide(&cx, &self.rows, pick.row);
         }
+        work.into_iter().flatten().for_each(|(endpoint, work_s)| self.told.placed(endpoint, work_s));
         self.picked = Some((self.rows[pick.row].endpoint, reason));
         let Pick { row, prefill } = self.forced_pick(request).unwrap_or(pick);
         let (picked, prefill) = (self.rows[row], prefill.map(|row| self.rows[row]));
@@ -51,6 +63,14 @@ impl Scheduler {
             overlap_tokens: row.overlap_tokens,
             knowledge: row.knowledge,
             feed: self.feed(row.endpoint),
+        });
+        let waits_for_adapter = request.adapter.is_some_and(|adapter| {
+            let legs = leg.as_ref().zip(prefill.as_ref()).map(|(leg, prefill)| (leg.id, prefill));
+            // Both legs are placed, whichever waits.
+            let placed = [legs, Some((request.id, &picked))].map(|placed| {
+                placed.is_some_and(|(id, row)| self.note_adapter(now, id, adapter, request, row))
+            });
+            placed.contains(&true)
         });
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = picked;
         let feed = self.feed(endpoint);
@@ -77,12 +97,15 @@ impl Scheduler {
             turn,
             ..self.flight_at(now, request, &picked, *block_tokens)
         };
+        if waits_for_adapter {
+            flight.timed.is_delayed();
+        }
         let computed = prefill.as_ref().unwrap_or(&picked).uncached_tokens(request);
         self.queue.charge(account, i64::from(computed) + OUTPUT_WEIGHT * i64::from(output_tokens));
         if let (Some(leg), Some(prefill)) = (leg, &prefill) {
             flight.prefilling = false;
             flight.is_split = true;
-            flight.timed.is_received();
+            flight.timed.is_delayed();
             let tokens = std::mem::take(&mut flight.prefill_tokens);
             flight.prefill_pairs = 0;
             flight.receiving = Some(Receiving { leg: leg.id, from: leg.endpoint, tokens, since: None });
@@ -115,6 +138,22 @@ impl Scheduler {
         let row_of = |id| self.rows.iter().position(|row| row.endpoint == id);
         let prefill = prefill.filter(|_| request.leg.is_some()).and_then(row_of);
         row_of(endpoint).map(|row| Pick { row, prefill })
+    }
+
+    /// A request, or a leg of it, was placed on this row. Returns whether it waits for its adapter there.
+    fn note_adapter(
+        &mut self,
+        now: Nanos,
+        id: RequestId,
+        adapter: AdapterKey,
+        request: &SchedulingRequest,
+        row: &Candidate,
+    ) -> bool {
+        let at = self.rows.iter().position(|other| other.endpoint == row.endpoint);
+        let Some(found) = at.and_then(|at| self.adapters.view(now, adapter).rows.get(at).copied()) else {
+            return false;
+        };
+        self.adapters.placed(now, id, adapter, (row.endpoint, found), row.first_token_s(request))
     }
 
     fn feed(&self, endpoint: EndpointId) -> Feed {

@@ -9,9 +9,7 @@ use serde::Serialize;
 
 use super::Config;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason, fleet_cost};
-use crate::request::SchedulingRequest;
 use crate::rng::Rng;
-use crate::time::Nanos;
 
 /// Separates the shadow's randomness from the scheduler's.
 const SEED: u64 = 0x5AD0;
@@ -61,21 +59,15 @@ impl Shadow {
     }
 
     /// Evaluates the shadow policy after the active policy has picked a row.
-    pub(super) fn decide(
-        &mut self,
-        now: Nanos,
-        request: &SchedulingRequest,
-        output_tokens: u32,
-        usual_output_tokens: f64,
-        rows: &[Candidate],
-        (row, reason): (usize, Reason),
-    ) {
+    pub(super) fn decide(&mut self, decided: &PickContext<'_>, rows: &[Candidate], row: usize) {
+        let PickContext { request, now, output_tokens, usual_output_tokens, adapter, reason, .. } = *decided;
         let mut cx = PickContext {
             request,
             now,
             output_tokens,
             usual_output_tokens,
             peers: None,
+            adapter,
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],

@@ -3,7 +3,7 @@
 //! The columns follow each change of an endpoint. For a request, the policy names the endpoints that it wants to look at
 //! ([`shortlist`](crate::policy::Policy::shortlist)), and only their rows are built. The pick among them is the pick among all rows, within the
 //! bound that the policy states. Where that is not possible, all rows are built: below [`SCANNED_MAX`] endpoints, where
-//! that takes no longer; for a policy without a shortlist; for a request with latency objectives; where endpoints have
+//! that takes no longer; for a policy without a shortlist; for a request with latency objectives or an adapter; where endpoints have
 //! parts in disaggregated serving; beside a shadow policy; and where no endpoint accepts the request.
 
 use super::Scheduler;
@@ -75,6 +75,7 @@ impl Scheduler {
             || self.splits.any
             || self.shadow.is_some()
             || request.slo != Slo::default()
+            || request.adapter.is_some()
         {
             return false;
         }
@@ -159,6 +160,7 @@ impl Scheduler {
             output_tokens: self.learning.forecast.tokens(request),
             usual_output_tokens: self.learning.forecast.usual_tokens(),
             peers: self.peers.salt(),
+            adapter: None,
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],
@@ -260,6 +262,7 @@ mod tests {
             output_tokens: scheduler.learning.forecast.tokens(request),
             usual_output_tokens: scheduler.learning.forecast.usual_tokens(),
             peers: scheduler.peers.salt(),
+            adapter: None,
             rng: &mut Rng::new(1),
             reason: Reason::default(),
             work: [None; 2],

@@ -96,9 +96,10 @@ impl Splits {
             at.push(row);
         }
         // Costs are by position among these rows, and shown by position among all.
-        let costs = cx.costs.take();
+        // Nor are the adapter's rows of these.
+        let (costs, adapter) = (cx.costs.take(), cx.adapter.take());
         let picked = (!rows.is_empty()).then(|| at[policy.pick(cx, rows)]);
-        cx.costs = costs;
+        (cx.costs, cx.adapter) = (costs, adapter);
         picked
     }
 

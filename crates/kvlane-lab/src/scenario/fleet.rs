@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kvlane_core::timing::{Dtype, TimingFile, TimingModel};
-use kvlane_sim::engine::{Batching, EngineConfig};
+use kvlane_sim::engine::{AdapterSlots, Batching, EngineConfig};
 use kvlane_sim::pool::Eviction;
 use kvlane_sim::tier::CpuTier;
 use kvlane_sim::transfer::TransferConfig;
@@ -59,6 +59,10 @@ pub struct Group {
     pub max_num_seqs: Option<u32>,
     /// Maximum tokens in a step; else vLLM's default for the machine.
     pub max_num_batched_tokens: Option<u32>,
+    /// Adapters that an engine can have loaded at once (`--max-loras`); without it, each is always loaded.
+    pub max_loras: Option<u32>,
+    /// Then: seconds to load one.
+    pub adapter_load_s: f64,
 }
 
 /// Maximum engines of a fleet: the number of ids in a pool.
@@ -171,6 +175,8 @@ impl Default for Group {
             host_step_s: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
+            max_loras: None,
+            adapter_load_s: 0.5,
         }
     }
 }
@@ -240,6 +246,7 @@ impl Group {
             engine.max_num_batched_tokens = tokens;
         }
         (engine.eviction, engine.cpu_tier, engine.batching) = (self.eviction, self.cpu_tier, self.batching);
+        engine.adapters = self.max_loras.map(|count| AdapterSlots { count, load_s: self.adapter_load_s });
         if engine.blocks == 0 {
             return Err(bad(
                 "the KV cache holds no block: use more GPUs, a larger memory_share or a smaller model",
@@ -262,6 +269,9 @@ impl Group {
         }
         if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
             return bad("link: bytes_per_s must be at least 1e6, setup_s 0 to 1000, and slots at least 1");
+        }
+        if self.max_loras == Some(0) || !span(self.adapter_load_s) {
+            return bad("max_loras must be at least 1, and adapter_load_s 0 to 1000");
         }
         let share = |share: f64| (0.0..=1.0).contains(&share);
         if !share(self.link.slow_share) || !share(self.link.overlap) || !span(self.link.slow_s) {

@@ -17,6 +17,7 @@ use kvlane_core::disaggregation::{Part, Role};
 use kvlane_core::policy::{PolicyConfig, fleet_cost, name_or_config};
 use kvlane_sim::Hints;
 use kvlane_sim::pool::Eviction;
+use kvlane_trace::adapters::Popularity;
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
@@ -72,6 +73,9 @@ pub struct WorkloadSpec {
     pub trace: Option<PathBuf>,
     /// A generated workload.
     pub generate: Option<Workload>,
+    /// Adapters that conversations ask for, drawn for each. Without it, those of the trace, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<Popularity>,
     /// Factors on the rate at which conversations begin; one run for each. The default for traces, and for generated
     /// workloads without either of the following.
     pub load: Vec<f64>,

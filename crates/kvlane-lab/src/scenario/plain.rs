@@ -153,7 +153,7 @@ impl Plain {
             scenario: workload.unwrap_or_else(|| "trace".to_owned()),
             about: String::new(),
             fleet: fleet.into(),
-            workload: WorkloadSpec { trace, generate, load, open_loop, closed_loop },
+            workload: WorkloadSpec { trace, generate, adapters: None, load, open_loop, closed_loop },
             policies,
             faults: Vec::new(),
             seeds: 1,

@@ -402,6 +402,9 @@ impl<'a> Simulation<'a> {
             let why = format!("published: no policy has the name `{}`", stray.arm);
             return Err(RunError::Policies(why));
         }
+        if let Some(popularity) = &scenario.workload.adapters {
+            popularity.check().map_err(RunError::Workload)?;
+        }
         let points = points(&scenario.workload)?;
         let cells: Vec<Cell> = points.iter().flat_map(Point::cells).chain([Cell::All]).collect();
         if let Some(stray) = scenario.published.iter().find(|published| !cells.contains(&published.cell())) {
@@ -510,6 +513,9 @@ impl<'a> Simulation<'a> {
             None => self.source.all(content_seed)?,
             Some(count) => Cow::Owned(self.source.conversations(count, content_seed)?),
         };
+        if let Some(popularity) = &self.scenario.workload.adapters {
+            content.to_mut().0.draw_adapters(popularity, content_seed);
+        }
         progress.begin(point, content.0.requests.len());
         let tell: &dyn Fn() = &|| progress.end_request();
         let stages: Vec<Stage> = match point {

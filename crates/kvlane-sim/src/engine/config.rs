@@ -2,6 +2,7 @@
 
 use kvlane_core::timing::TimingModel;
 
+use super::adapters::AdapterSlots;
 use crate::pool::Eviction;
 use crate::tier::CpuTier;
 
@@ -31,6 +32,8 @@ pub struct EngineConfig {
     pub cpu_tier: Option<CpuTier>,
     /// Batching of prefill and decode.
     pub batching: Batching,
+    /// Slots for adapters; without them, each is always loaded.
+    pub adapters: Option<AdapterSlots>,
 }
 
 /// Batching of prefill and decode.
@@ -67,6 +70,7 @@ impl EngineConfig {
             eviction: Eviction::Lru,
             cpu_tier: None,
             batching: Batching::Mixed,
+            adapters: None,
         }
     }
 

@@ -27,6 +27,7 @@
 //! - [`Batching::PrefillFirst`] is SGLang's order of work in vLLM's memory: blocks instead of a radix tree of tokens,
 //!   and no memory reserved for the answers of admitted requests.
 
+mod adapters;
 mod config;
 mod gate;
 #[cfg(test)]
@@ -38,10 +39,13 @@ mod wheel;
 
 use std::collections::VecDeque;
 
+use kvlane_core::adapters::AdapterReport;
 use kvlane_core::event::{KvEvent, Tier};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::StepCost;
 
+pub use self::adapters::AdapterSlots;
+use self::adapters::Adapters;
 pub use self::config::{Batching, EngineConfig};
 use self::gate::Gate;
 pub use self::request::{EngineEvent, EngineRequest, EngineStats, Remote, own_block};
@@ -69,6 +73,8 @@ pub struct Engine {
     /// In the order of admission. All but the last decode.
     running: Vec<Seat>,
     waiting: VecDeque<u32>,
+    /// Its adapters, if it has slots for them.
+    adapters: Option<Box<Adapters>>,
     /// Why the head of the queue waits.
     gate: Gate,
     /// Requests that have blocks and wait for their content, in the order in which they started to wait.
@@ -130,6 +136,7 @@ impl Engine {
         }
         Self {
             cost: config.timing.compile(),
+            adapters: config.adapters.map(|slots| Box::new(Adapters::new(slots))),
             config,
             pool,
             sequences: Vec::new(),
@@ -201,7 +208,14 @@ impl Engine {
             }
         };
         self.in_flight.insert(id, at);
-        self.waiting.push_back(at);
+        let (now, adapter) = (self.now, self.sequences[at as usize].request.adapter);
+        let is_ready = match (&mut self.adapters, adapter) {
+            (Some(adapters), Some(adapter)) => adapters.enter(now, adapter, at),
+            _ => true,
+        };
+        if is_ready {
+            self.waiting.push_back(at);
+        }
         if self.step_end.is_none() {
             self.start_step(self.now);
         }
@@ -275,6 +289,9 @@ impl Engine {
             None => self.pool.release(&sequence.blocks),
         }
         sequence.blocks.clear();
+        if let (Some(adapters), Some(adapter)) = (&mut self.adapters, sequence.request.adapter) {
+            adapters.leave(self.now, adapter, at);
+        }
         self.vacant.push(at);
     }
 
@@ -292,7 +309,7 @@ impl Engine {
             return Some(next);
         };
         let admits = self.running.len() < self.config.max_num_seqs as usize
-            && !(self.waiting.is_empty() && self.loading.is_empty());
+            && !(self.waiting.is_empty() && self.loading.is_empty() && self.adapters_waiting() == 0);
         let only_decodes = self.decodes && self.due.is_empty() && self.prompts.is_empty() && !admits;
         // With one free block per sequence, no sequence is preempted until all of them have needed a block.
         let unhurt = u64::from(self.pool.free() / self.decoding) * u64::from(self.config.block_tokens);
@@ -310,7 +327,10 @@ impl Engine {
 
     /// End of the step in progress, or else the earliest time at which the next one can begin.
     fn next_step(&self) -> Option<Nanos> {
-        let ready = || self.loading.iter().map(|at| self.sequences[*at as usize].ready_at).min();
+        let ready = || {
+            let adapter = self.adapters.as_ref().and_then(|adapters| adapters.next_at());
+            self.loading.iter().map(|at| self.sequences[*at as usize].ready_at).chain(adapter).min()
+        };
         self.step_end.or_else(ready).filter(|at| *at < Nanos::MAX)
     }
 
@@ -351,10 +371,32 @@ impl Engine {
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.len() as u32,
-            waiting: (self.waiting.len() + self.loading.len()) as u32,
+            waiting: (self.waiting.len() + self.loading.len() + self.adapters_waiting()) as u32,
+            adapter_loads: self.adapters.as_ref().map_or(0, |adapters| adapters.loads),
             kv_blocks_used: self.pool.used(),
             kv_blocks: self.pool.capacity(),
             ..self.counters
+        }
+    }
+
+    /// Adapters of requests in flight, as vLLM reports them; `None` if it has no slots for adapters.
+    pub fn adapter_report(&self) -> Option<AdapterReport> {
+        let adapter = |at: &u32| {
+            let Sequence { order, ref request, .. } = self.sequences[*at as usize];
+            Some((order != sequence::NOWHERE, request.adapter?))
+        };
+        Some(self.adapters.as_ref()?.report(self.in_flight.values().filter_map(adapter)))
+    }
+
+    /// Requests that wait for an adapter.
+    fn adapters_waiting(&self) -> usize {
+        self.adapters.as_ref().map_or(0, |adapters| adapters.waiting())
+    }
+
+    /// Queues the requests whose adapters have been loaded.
+    fn admit_adapters(&mut self, now: Nanos) {
+        while let Some(at) = self.adapters.as_mut().and_then(|adapters| adapters.next_ready(now)) {
+            self.waiting.push_back(at);
         }
     }
 
@@ -409,6 +451,7 @@ mod tests {
             eviction: Eviction::Lru,
             cpu_tier: None,
             batching: Batching::Mixed,
+            adapters: None,
         }
     }
 
@@ -416,7 +459,15 @@ mod tests {
     fn request(id: u64, text: u64, prompt_tokens: u32, output_tokens: u32) -> EngineRequest {
         let block = |index: u32| BlockHash(text << 32 | u64::from(index));
         let prompt_blocks = (0..prompt_tokens / 16).map(block).collect();
-        EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id, remote: None }
+        EngineRequest {
+            id,
+            prompt_blocks,
+            prompt_tokens,
+            output_tokens,
+            output_seed: id,
+            remote: None,
+            adapter: None,
+        }
     }
 
     fn drain(engine: &mut Engine) -> Vec<(Nanos, EngineEvent)> {

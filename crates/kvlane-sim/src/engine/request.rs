@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvlane_core::block::BlockHash;
+use kvlane_core::request::AdapterKey;
 use kvlane_core::time::Nanos;
 
 /// One request as an engine sees it.
@@ -22,6 +23,8 @@ pub struct EngineRequest {
     pub output_seed: u64,
     /// Source of the first KV blocks, if it is another engine.
     pub remote: Option<Remote>,
+    /// Its adapter. The caller makes sure that blocks of different ones differ.
+    pub adapter: Option<AdapterKey>,
 }
 
 /// KV blocks that another engine has computed. The request holds blocks for its whole prompt during the transfer, and
@@ -95,6 +98,8 @@ pub struct EngineStats {
     pub remote_tokens: u64,
     /// Times a sequence was preempted.
     pub preemptions: u64,
+    /// Adapters loaded.
+    pub adapter_loads: u64,
     /// Prompt tokens of requests whose prompt is computed, cached ones included.
     pub prompt_tokens: u64,
     /// Output tokens.
@@ -137,6 +142,7 @@ impl EngineStats {
             cpu_hit_tokens: self.cpu_hit_tokens + next.cpu_hit_tokens,
             remote_tokens: self.remote_tokens + next.remote_tokens,
             preemptions: self.preemptions + next.preemptions,
+            adapter_loads: self.adapter_loads + next.adapter_loads,
             prompt_tokens: self.prompt_tokens + next.prompt_tokens,
             generation_tokens: self.generation_tokens + next.generation_tokens,
             computed_tokens: self.computed_tokens + next.computed_tokens,

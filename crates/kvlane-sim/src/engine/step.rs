@@ -27,6 +27,7 @@ struct Draft {
 impl Engine {
     /// Starts a step at `now`, if there is anything to compute.
     pub(super) fn start_step(&mut self, now: Nanos) {
+        self.admit_adapters(now);
         let budget = self.config.max_num_batched_tokens;
         let mut draft = Draft { now, shape: StepShape::default(), budget, stall_s: 0.0, preempted: false };
         self.decodes = false;

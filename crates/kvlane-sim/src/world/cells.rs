@@ -263,6 +263,7 @@ impl Front {
             output_tokens: usual_output_tokens as u32,
             usual_output_tokens,
             peers: None,
+            adapter: None,
             rng: &mut self.rng,
             reason: Reason::default(),
             work: [None; 2],

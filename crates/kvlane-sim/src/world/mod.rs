@@ -15,6 +15,7 @@ mod split;
 
 use std::sync::Arc;
 
+use kvlane_core::adapters::AdapterReport;
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::disaggregation::Part;
 use kvlane_core::endpoint::EndpointId;
@@ -161,7 +162,7 @@ enum Event {
     /// Engines report their load.
     Report,
     /// A load report arrives.
-    Reported { node: u16, reported: LoadReport },
+    Reported { node: u16, reported: LoadReport, adapters: Option<Box<AdapterReport>> },
     /// KV events of an engine arrive.
     Kv { node: u16, generation: u32, events: Vec<KvEvent> },
     /// A fault begins.
@@ -252,7 +253,12 @@ impl World {
             }
             let part = self.config.parts.get(n).copied().unwrap_or_default();
             self.slots.push(n);
-            self.nodes.push(Node::new(Engine::new(engine), id, part, Transfer::new(self.config.link)));
+            let engine = Engine::new(engine);
+            if let Some(reported) = engine.adapter_report() {
+                let reported = Input::Adapters { endpoint: id, reported };
+                self.gateways.step(Nanos::ZERO, &reported, &mut self.outputs);
+            }
+            self.nodes.push(Node::new(engine, id, part, Transfer::new(self.config.link)));
             self.assign(n);
         }
     }
@@ -326,9 +332,13 @@ impl World {
         let now = self.now();
         match event {
             Event::Report => self.report(false),
-            Event::Reported { node, reported } => {
+            Event::Reported { node, reported, adapters } => {
                 let endpoint = self.nodes[usize::from(node)].id;
                 self.gateways.step(now, &Input::Reported { endpoint, reported }, &mut self.outputs);
+                if let Some(adapters) = adapters {
+                    let reported = *adapters;
+                    self.gateways.step(now, &Input::Adapters { endpoint, reported }, &mut self.outputs);
+                }
             }
             Event::Kv { node, generation, events } => {
                 let Node { id, generation: current, .. } = self.nodes[usize::from(node)];
@@ -383,7 +393,8 @@ impl World {
                     u64::from(stats.kv_blocks) * u64::from(node.engine.config().block_tokens),
                 ),
             };
-            self.clock.schedule(now + feed.age, Event::Reported { node: n as u16, reported });
+            let adapters = node.engine.adapter_report().map(Box::new);
+            self.clock.schedule(now + feed.age, Event::Reported { node: n as u16, reported, adapters });
         }
         (self.reporting, self.reported_at) = (false, now);
         if again {

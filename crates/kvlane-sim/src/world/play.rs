@@ -24,7 +24,7 @@ use super::split::{Leg, Prefill, Stage};
 use super::{Event, World};
 use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::outcome::{Failure, Outcome};
-use crate::workload::{Drive, prompt_blocks, text_seed};
+use crate::workload::{Drive, adapter_key, prompt_blocks, text_seed};
 
 /// Requests of a run.
 #[derive(Clone, Debug)]
@@ -298,6 +298,7 @@ impl Play<'_, '_> {
         let is_last = self.left_of[self.place_of(self.send.plan.root[request as usize])] == 1;
         let claims = hints.claims(self.request(request), (self.world.config.seed, request), is_last);
         let Some(flight) = self.flights.get_mut(&request) else { return };
+        let TraceRequest { input_tokens, adapter, .. } = self.send.trace.requests[request as usize];
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
@@ -305,7 +306,8 @@ impl Play<'_, '_> {
             session: hints.conversation.then_some(session),
             claims,
             leg,
-            ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
+            adapter: adapter.map(adapter_key),
+            ..SchedulingRequest::new(id, input_tokens)
         };
         let World { gateways, config, scratch, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
@@ -358,7 +360,7 @@ impl Play<'_, '_> {
     /// Sends a request, or its prefill leg, to an engine.
     pub(super) fn send(&mut self, request: u32, stage: Stage, node: usize) {
         let now = self.now();
-        let TraceRequest { input_tokens, output_tokens, .. } = *self.request(request);
+        let TraceRequest { input_tokens, output_tokens, adapter, .. } = *self.request(request);
         self.world.given += 1;
         let mut leg = Leg { node, number: self.world.given, source: None, arrives: None };
         let Some(flight) = self.flights.get_mut(&request) else { return };
@@ -382,8 +384,9 @@ impl Play<'_, '_> {
             prompt_tokens: input_tokens,
             // A prefill leg yields one token, because engines are asked for one.
             output_tokens: if stage == Stage::Prefill { 1 } else { output_tokens },
-            output_seed: text_seed(request),
+            output_seed: text_seed(request, adapter),
             remote: None,
+            adapter: adapter.map(adapter_key),
         };
         let remote = |tokens| Some(Remote { tokens, ready_at: Nanos::MAX });
         if let Some(sender) = self.sender(request, stage) {

@@ -25,6 +25,7 @@ pub(crate) fn add(
         end: AnswerEnd::Unknown,
         base,
         shared_blocks: length / BLOCK_TOKENS,
+        adapter: None,
     };
     let index = builder.branch(request).expect("room");
     *before = Some((index, request.input_tokens + request.output_tokens));

@@ -13,7 +13,7 @@ use std::io::BufRead;
 
 use kvlane_core::recording::file::{Frame, Frames};
 use kvlane_core::recording::{Entries, Entry, shared_blocks};
-use kvlane_core::request::{AnswerEnd, RequestId, RequestKey, SchedulingRequest, SessionKey};
+use kvlane_core::request::{AdapterKey, AnswerEnd, RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::Input;
 use kvlane_core::time::Nanos;
 
@@ -48,6 +48,7 @@ struct Seen {
     prompt_tokens: u32,
     block_tokens: u32,
     session: Option<SessionKey>,
+    adapter: Option<AdapterKey>,
     /// Tokens observed, and their number as reported by the engine.
     seen_tokens: u32,
     output_tokens: Option<u32>,
@@ -168,6 +169,7 @@ impl Reading {
             prompt_tokens: request.prompt_tokens,
             block_tokens,
             session: request.session,
+            adapter: request.adapter,
             seen_tokens: 0,
             output_tokens: None,
             end_s: None,
@@ -181,6 +183,7 @@ impl Reading {
         let trace_block = draft.builder.block_tokens();
         draft.infer_sessions = requests.iter().all(|seen| seen.session.is_none());
         let mut sessions: HashMap<SessionKey, (u32, usize)> = HashMap::new();
+        let mut adapters: HashMap<AdapterKey, u32> = HashMap::new();
         let (mut count, mut go_on, mut unfinished) = (0, 0u64, 0u64);
         for (place, seen) in requests.iter().enumerate() {
             let before = seen.session.and_then(|key| sessions.get(&key)).copied();
@@ -203,6 +206,8 @@ impl Reading {
                 }
             });
             unfinished += u64::from(seen.end_s.is_none());
+            let known = adapters.len() as u32;
+            let adapter = seen.adapter.map(|key| *adapters.entry(key).or_insert(known));
             draft.branch(TraceRequest {
                 arrival_s: seen.at_s - first_s,
                 input_tokens: seen.prompt_tokens,
@@ -213,6 +218,7 @@ impl Reading {
                 end: AnswerEnd::Unknown,
                 base: seen.base.map(|(base, _)| base as u32),
                 shared_blocks: shared_tokens.unwrap_or(0) / trace_block,
+                adapter,
             })?;
         }
         let mut note = |count: u64, what: &str| {

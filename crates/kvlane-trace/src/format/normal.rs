@@ -7,7 +7,7 @@
 //!
 //! The first line is a header, then there is a line for each request, in order of arrival. Requests are numbered from
 //! 0. Omitted keys mean: `s`, the next new session; `after`, no predecessor; `think`, sent at `t`; `end`,
-//! unknown; `base` and `shared`, no shared prefix. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
+//! unknown; `base` and `shared`, no shared prefix; `adapter`, none. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
 //! a few bytes however long its prompt is.
 
 use std::fs::File;
@@ -50,6 +50,7 @@ struct Line {
     end: Option<AnswerEnd>,
     base: Option<u32>,
     shared: Option<u32>,
+    adapter: Option<u32>,
 }
 
 pub(super) fn begins(head: &str) -> bool {
@@ -113,6 +114,7 @@ fn request(line: Line, draft: &Draft, sessions: u32) -> Result<TraceRequest, Fau
         end: line.end.unwrap_or_default(),
         base: earlier("base", line.base)?,
         shared_blocks: line.shared.unwrap_or(0),
+        adapter: line.adapter,
     };
     let block_tokens = draft.builder.block_tokens();
     if let Some(base) = request.base {
@@ -157,6 +159,7 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
             end,
             base,
             shared_blocks,
+            adapter,
         } = request;
         write!(out, "{{\"t\":{},\"in\":{input_tokens},\"out\":{output_tokens}", Micros(*arrival_s))?;
         if *session != sessions {
@@ -176,6 +179,9 @@ pub fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
         }
         if let Some(base) = base {
             write!(out, ",\"base\":{base},\"shared\":{shared_blocks}")?;
+        }
+        if let Some(adapter) = adapter {
+            write!(out, ",\"adapter\":{adapter}")?;
         }
         out.write_all(b"}\n")?;
     }

@@ -76,6 +76,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
             end: AnswerEnd::Unknown,
             base,
             shared_blocks: (record.shared_tokens.unwrap_or(0) / block_tokens).min(there_is),
+            adapter: None,
         };
         let index = draft.branch(request)?;
         count += u32::from(session == count);

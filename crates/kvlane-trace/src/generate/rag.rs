@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::{Arrivals, BLOCK_TOKENS, Draft, Spread, TOKENS_MAX, at_least_one};
 use crate::trace::TraceRequest;
+use crate::zipf::Zipf;
 
 /// Settings of the retrieval workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,33 +113,10 @@ impl Config {
     }
 }
 
-/// Zipf's distribution over `0..n`, by its cumulative weights.
-struct Zipf {
-    cumulative: Vec<f64>,
-}
-
-// === impl Zipf ===
-
-impl Zipf {
-    fn new(n: u32, skew: f64) -> Self {
-        let mut sum = 0.0;
-        let cumulative = (1..=n).map(|rank| {
-            sum += f64::from(rank).powf(-skew);
-            sum
-        });
-        Self { cumulative: cumulative.collect() }
-    }
-
-    fn draw(&self, rng: &mut Rng) -> u32 {
-        let all = self.cumulative.last().copied().unwrap_or(0.0);
-        let at = rng.unit() * all;
-        let place = self.cumulative.partition_point(|&sum| sum <= at);
-        place.min(self.cumulative.len().saturating_sub(1)) as u32
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use kvlane_core::rng::Rng;
+
     use super::*;
     use crate::generate::{Workload, generate};
 

@@ -3,6 +3,7 @@
 //! A metrics page is recognised by the names on it, and a model by its `owned_by`, so an endpoint's engine need not be
 //! configured.
 
+mod adapters;
 mod cache;
 mod feed;
 mod kind;
@@ -13,6 +14,7 @@ mod sglang;
 mod tokenize;
 mod vllm;
 
+pub use adapters::adapter_report;
 pub use cache::{PrefixCache, block_tokens, prefix_caches};
 pub use feed::{FeedError, FeedSource, RANKS_MAX, resolve};
 pub use kind::{Advice, CacheReset, EngineKind, FeedQuery, PrefixCaching, Settings};

@@ -113,6 +113,7 @@ mod tests {
             output_tokens: 200,
             usual_output_tokens: 200.0,
             peers: None,
+            adapter: None,
             rng: &mut rng,
             reason: Reason::default(),
             work: [None; 2],

@@ -9,17 +9,22 @@
 //!   a prompt: `1 - r / (n - 1)` for the one with `r` of the `n` before it, 1 for all that never were; 0.5 for any
 //!   other prompt. llm-d gives those that never were 1, `1 - 1 / (n - 1)` and so on in list order; here their order is
 //!   random. llm-d remembers 1,024 endpoints, kvlane all.
+//! - lora_affinity: by what the engine reports of the request's adapter, 1 if a request with it runs, 0.8 if fewer adapters run
+//!   and wait than the engine has slots, 0.6 if a request with it waits, else 0. A report has the adapters of requests in flight, not those that
+//!   are loaded without any.
 //!
-//! | Set | queue | kv | prefix | active_request | no_hit_lru | Where llm-d has it |
-//! |---|---|---|---|---|---|---|
-//! | `weighted`, also `llm_d_precise` | 2 | 2 | 3 | 0 | 2 | guide to precise prefix routing |
-//! | `llm_d_default` | 2 | 2 | 3 | 0 | 0 | `pkg/epp/config/loader/defaults.go` |
-//! | `llm_d_perf` | 0 | 2 | 2 | 4 | 2 | configuration of its performance tests |
+//! | Set | queue | kv | prefix | active_request | no_hit_lru | lora_affinity | Where llm-d has it |
+//! |---|---|---|---|---|---|---|---|
+//! | `weighted`, also `llm_d_precise` | 2 | 2 | 3 | 0 | 2 | 0 | guide to precise prefix routing |
+//! | `llm_d_default` | 2 | 2 | 3 | 0 | 0 | 0 | `pkg/epp/config/loader/defaults.go` |
+//! | `llm_d_perf` | 0 | 2 | 2 | 4 | 2 | 0 | configuration of its performance tests |
+//! | `llm_d_lora` | 2 | 2 | 3 | 0 | 0 | 1 | its defaults, with the scorer at the weight that it has if none is set |
 //!
 //! Ties are random. Known limit: scores have no unit, so one more queued request can weigh as much as a whole prompt.
 
 use serde::{Deserialize, Serialize};
 
+use crate::adapters::Reported;
 use crate::bounded::Amount;
 use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::table::ByEndpoint;
@@ -38,6 +43,8 @@ pub struct Config {
     pub active_request: Amount,
     /// Weight of the time since the last cold prompt.
     pub no_hit_lru: Amount,
+    /// Weight of the engine's report of the adapter.
+    pub lora_affinity: Amount,
 }
 
 /// The weights in the order of the fields.
@@ -48,6 +55,7 @@ const fn weights(queue: f64, kv: f64, prefix: f64, active_request: f64, no_hit_l
         prefix: Amount::of(prefix),
         active_request: Amount::of(active_request),
         no_hit_lru: Amount::of(no_hit_lru),
+        lora_affinity: Amount::of(0.0),
     }
 }
 
@@ -56,6 +64,9 @@ pub const LLM_D_DEFAULT: Config = weights(2.0, 2.0, 3.0, 0.0, 0.0);
 
 /// The weights of llm-d's performance tests.
 pub const LLM_D_PERF: Config = weights(0.0, 2.0, 2.0, 4.0, 2.0);
+
+/// llm-d's defaults with its scorer of adapters.
+pub const LLM_D_LORA: Config = Config { lora_affinity: Amount::of(1.0), ..LLM_D_DEFAULT };
 
 impl Default for Config {
     fn default() -> Self {
@@ -84,9 +95,9 @@ impl Weighted {
 
 impl Policy for Weighted {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
-        let Config { queue, kv, prefix, active_request, no_hit_lru } = self.config;
-        let [queue, kv, prefix, active_request, no_hit_lru] =
-            [queue, kv, prefix, active_request, no_hit_lru].map(Amount::get);
+        let Config { queue, kv, prefix, active_request, no_hit_lru, lora_affinity } = self.config;
+        let [queue, kv, prefix, active_request, no_hit_lru, lora_affinity] =
+            [queue, kv, prefix, active_request, no_hit_lru, lora_affinity].map(Amount::get);
         let prompt_tokens = f64::from(cx.request.prompt_tokens.max(1));
         let waiting =
             |row: &Candidate| row.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.waiting));
@@ -108,7 +119,14 @@ impl Policy for Weighted {
             let longer_ago = self.order.partition_point(|&other| other < last_cold(row));
             1.0 - longer_ago as f64 / (candidates.len() - 1).max(1) as f64
         };
-        let row = cx.cheapest(candidates, |row| {
+        let view = cx.adapter;
+        let lora_score = |at: usize| match view.and_then(|view| view.rows.get(at)).map(|row| row.reported) {
+            Some(Reported::Running) => 1.0,
+            Some(Reported::Room) => 0.8,
+            Some(Reported::Waiting) => 0.6,
+            Some(Reported::Nothing) | None => 0.0,
+        };
+        let row = cx.cheapest_at(candidates, |at, row| {
             let queue_score = if most > least { (most - waiting(row)) / (most - least) } else { 1.0 };
             let kv_score = 1.0 - row.kv_usage();
             let prefix_score = f64::from(row.overlap_tokens) / prompt_tokens;
@@ -118,7 +136,8 @@ impl Policy for Weighted {
                 + kv * kv_score
                 + prefix * prefix_score
                 + active_request * active_score
-                + no_hit_lru * cold_score)
+                + no_hit_lru * cold_score
+                + lora_affinity * lora_score(at))
         });
         cx.reason = Reason::LowestCost;
         if cold {
@@ -131,6 +150,7 @@ impl Policy for Weighted {
 
 #[cfg(test)]
 mod tests {
+    use crate::adapters::{AdapterRow, Reported};
     use crate::load::LoadReport;
     use crate::policy::testing::Case;
     use crate::time::Nanos;
@@ -156,6 +176,15 @@ mod tests {
     #[test]
     fn a_fuller_cache_scores_less() {
         assert_eq!(case("weighted", &[(10, 0, 0, 0.9), (0, 0, 0, 0.1)]).pick().0, 1);
+    }
+
+    #[test]
+    fn an_adapter_scores_by_what_its_engine_reports() {
+        let mut case = case("llm_d_lora", &[(0, 0, 0, 0.0); 4]);
+        let reported = [Reported::Nothing, Reported::Waiting, Reported::Room, Reported::Running];
+        case.adapters = reported.map(|reported| AdapterRow { reported, ..AdapterRow::to_load(0.5) }).to_vec();
+        assert_eq!(case.pick().0, 3);
+        assert_eq!(case.costs, [-4.0, -4.6, -4.8, -5.0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::report::Table;
 use crate::scenario::{Group, Row, Scenario};
 
 /// Columns of every row: heading, figure, factor, digits.
-const COLUMNS: [(&str, &str, f64, usize); 16] = [
+const COLUMNS: [(&str, &str, f64, usize); 17] = [
     ("TTFT mean s", "ttft_mean_s", 1.0, 3),
     ("p50", "ttft_p50_s", 1.0, 3),
     ("p90", "ttft_p90_s", 1.0, 3),
@@ -23,6 +23,7 @@ const COLUMNS: [(&str, &str, f64, usize); 16] = [
     ("failed %", "failed_share", 100.0, 1),
     ("imbalance", "busy_imbalance", 1.0, 2),
     ("preempted", "preemptions", 1.0, 0),
+    ("adapter loads", "adapter_loads", 1.0, 0),
 ];
 
 /// Columns compared with published figures: heading, figure, digits.
@@ -163,12 +164,12 @@ fn number(figures: &Figures, name: &str, factor: f64, digits: usize) -> String {
 
 /// One row per policy and load.
 pub(super) fn figures(rows: &[Row]) -> Table {
-    let columns = ["policy", "load"].into_iter().chain(COLUMNS.iter().map(|(heading, ..)| *heading));
+    let has_loads = rows.iter().any(|row| row.simulated.contains_key("adapter_loads"));
+    let shown = || COLUMNS.iter().filter(|(_, name, ..)| has_loads || *name != "adapter_loads");
+    let columns = ["policy", "load"].into_iter().chain(shown().map(|(heading, ..)| *heading));
     let cells = |row: &Row| {
         let mut cells = vec![row.arm.clone(), load(row)];
-        cells.extend(
-            COLUMNS.iter().map(|&(_, name, factor, digits)| number(&row.simulated, name, factor, digits)),
-        );
+        cells.extend(shown().map(|&(_, name, factor, digits)| number(&row.simulated, name, factor, digits)));
         cells
     };
     Table { columns: columns.map(str::to_owned).collect(), rows: rows.iter().map(cells).collect() }

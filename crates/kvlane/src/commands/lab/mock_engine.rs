@@ -34,6 +34,12 @@ pub(crate) struct MockEngineArgs {
     /// Names of adapters of the model.
     #[arg(long, num_args = 1..)]
     lora_modules: Vec<String>,
+    /// Adapters that can be loaded at once; by default all always are.
+    #[arg(long)]
+    max_loras: Option<u32>,
+    /// With --max-loras: engine seconds to load one.
+    #[arg(long, default_value_t = 0.5)]
+    adapter_load_s: f64,
     /// Model and machine to imitate, as `model@gpu` or `model@gpuxN`.
     #[arg(long, default_value = "qwen2.5-7b@a100")]
     preset: String,
@@ -152,6 +158,8 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         model: args.model.clone(),
         served_model_name: args.served_model_name.clone(),
         lora_modules: args.lora_modules.clone(),
+        max_loras: args.max_loras,
+        adapter_load_s: args.adapter_load_s,
         preset: args.preset.clone(),
         speed: args.speed,
         gpu_memory_utilization: args.gpu_memory_utilization,
