@@ -1,9 +1,11 @@
 //! Hints: what the router is told about requests beside their prompts, taken from the trace.
 
-use kvlane_core::request::Claims;
+use kvlane_core::request::{AnswerEnd, Claims, SessionKey};
 use kvlane_core::rng::Rng;
 use kvlane_trace::trace::TraceRequest;
 use serde::{Deserialize, Serialize};
+
+use super::play::Play;
 
 /// The hints that clients and answers of a run give.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +63,27 @@ impl Hints {
             OutputClaim::Wrong => Some(tokens.saturating_mul(WRONG_FACTOR)),
         };
         Claims { output_tokens, is_last: self.last && is_last }
+    }
+}
+
+// === impl Play ===
+
+impl Play<'_, '_> {
+    /// The conversation that a request's client names.
+    pub(super) fn told_session(&self, request: u32) -> Option<SessionKey> {
+        self.world.config.hints.conversation.then(|| self.session(request))
+    }
+
+    /// What a request's client claims about it.
+    pub(super) fn claims(&self, request: u32) -> Claims {
+        let config = &self.world.config;
+        config.hints.claims(self.request(request), (config.seed, request), self.is_last(request))
+    }
+
+    /// How a request's answer has ended, if that is told.
+    pub(super) fn told_end(&self, request: u32) -> Option<AnswerEnd> {
+        let end = self.request(request).end;
+        (self.world.config.hints.end && end != AnswerEnd::Unknown).then_some(end)
     }
 }
 

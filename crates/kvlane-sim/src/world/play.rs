@@ -12,7 +12,7 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::request::{AnswerEnd, RequestId, SchedulingRequest, SessionKey};
+use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::router::Router;
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
@@ -93,8 +93,6 @@ pub(super) struct Flight {
     pub(super) ended: Option<Failed>,
 }
 
-/// The first id of prefill legs.
-const LEGS: u64 = 1 << 63;
 /// Most legs of a request, each of which is in a ledger.
 const LEGS_MAX: u64 = 2;
 
@@ -207,12 +205,17 @@ impl Play<'_, '_> {
         self.world.clock.now()
     }
 
-    fn request(&self, request: u32) -> &TraceRequest {
+    pub(super) fn request(&self, request: u32) -> &TraceRequest {
         &self.send.trace.requests[request as usize]
     }
 
     fn place_of(&self, request: u32) -> usize {
         (request - self.send.requests.start) as usize
+    }
+
+    /// Whether it is the only request of its conversation that has not ended.
+    pub(super) fn is_last(&self, request: u32) -> bool {
+        self.left_of[self.place_of(self.send.plan.root[request as usize])] == 1
     }
 
     pub(super) fn outcome(&mut self, request: u32) -> &mut Outcome {
@@ -221,7 +224,7 @@ impl Play<'_, '_> {
     }
 
     /// The conversation of a request, as its client would name it.
-    fn session(&self, request: u32) -> SessionKey {
+    pub(super) fn session(&self, request: u32) -> SessionKey {
         let number = self.first_id + u64::from(self.send.plan.root[request as usize]);
         SessionKey::named(number.to_string().as_bytes(), 0)
     }
@@ -290,20 +293,16 @@ impl Play<'_, '_> {
             None => return self.over(request, Some(Failure::Broken)),
         }
         let block_tokens = self.world.config.router.block_tokens;
-        let (now, id, session) = (self.now(), self.id(request), self.session(request));
-        self.world.legs += 1;
-        let legs = self.world.legs;
-        let leg = self.router_of(request).may_split().then_some(RequestId(LEGS + legs));
-        let hints = self.world.config.hints;
-        let is_last = self.left_of[self.place_of(self.send.plan.root[request as usize])] == 1;
-        let claims = hints.claims(self.request(request), (self.world.config.seed, request), is_last);
+        let (now, id) = (self.now(), self.id(request));
+        let (session, claims) = (self.told_session(request), self.claims(request));
+        let leg = self.next_leg(request);
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let TraceRequest { input_tokens, adapter, .. } = self.send.trace.requests[request as usize];
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
             attempt: flight.attempt,
-            session: hints.conversation.then_some(session),
+            session,
             claims,
             leg,
             adapter: adapter.map(adapter_key),
@@ -468,8 +467,7 @@ impl Play<'_, '_> {
                 let output_tokens = self.request(request).output_tokens;
                 self.outcome(request).output_tokens = output_tokens;
                 self.tell(request, Input::Wrote { request: id, output_tokens });
-                let end = self.request(request).end;
-                if self.world.config.hints.end && end != AnswerEnd::Unknown {
+                if let Some(end) = self.told_end(request) {
                     self.tell(request, Input::Ended { request: id, end });
                 }
                 self.settle(request, None);
@@ -492,7 +490,7 @@ impl Play<'_, '_> {
     /// The cell that the front tier chooses for a request.
     fn cell_for(&mut self, request: u32) -> usize {
         let wanted = SchedulingRequest {
-            session: self.world.config.hints.conversation.then(|| self.session(request)),
+            session: self.told_session(request),
             ..SchedulingRequest::new(self.id(request), self.request(request).input_tokens)
         };
         let blocks = prompt_blocks(self.send.trace, request, self.world.config.router.block_tokens);
@@ -505,7 +503,7 @@ impl Play<'_, '_> {
     }
 
     /// Its router.
-    fn router_of(&self, request: u32) -> &Router {
+    pub(super) fn router_of(&self, request: u32) -> &Router {
         self.world.gateways.at(self.gateway_of(request))
     }
 

@@ -52,6 +52,9 @@ pub(super) struct Prefill {
     awaited: Option<u32>,
 }
 
+/// The first id of prefill legs.
+const LEGS: u64 = 1 << 63;
+
 /// What becomes of a transfer.
 struct Fate {
     fails: bool,
@@ -136,6 +139,12 @@ impl World {
 // === impl Play ===
 
 impl Play<'_, '_> {
+    /// The id for a request's prefill leg, if its router may split it.
+    pub(super) fn next_leg(&mut self, request: u32) -> Option<RequestId> {
+        self.world.legs += 1;
+        self.router_of(request).may_split().then_some(RequestId(LEGS + self.world.legs))
+    }
+
     /// Sends a request's prompt to the engine that computes it, and with [`Connector::Push`] the request to the engine
     /// that answers it.
     pub(super) fn send_prefill(&mut self, request: u32, leg: PrefillLeg, decode: EndpointId) {
