@@ -10,6 +10,7 @@
 //! changes leave both with the same value.
 
 mod discovered;
+mod metrics_page;
 mod names;
 mod problem_log;
 mod queries;
@@ -36,7 +37,7 @@ use kvlane_fleet::worker::{Rank, State, Worker, WorkerId};
 use kvlane_http::address::worker_name;
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
-use kvlane_wire::engine::{adapter_report, load_reports, prefix_caches};
+use kvlane_wire::engine::load_reports;
 use kvlane_wire::prometheus;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -462,28 +463,7 @@ impl Controller {
             self.list_names().await;
             self.restore_index(worker).await;
         }
-        let caches = prefix_caches(page);
-        // The page tells of all ranks together.
-        let adapters = adapter_report(page).filter(|_| reports.len() == 1);
-        for (pool, of) in self.endpoints_of(worker.id) {
-            let (endpoint, number) = (of.id, of.number);
-            if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
-                pool.metrics.engine_reuse.note(endpoint, *cache);
-                let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
-                let block_tokens = pool.router.block_tokens();
-                pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
-            }
-            // A page without ranks says nothing about a single rank.
-            let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
-            let of_it = of_it.filter(|_| number.is_none() || reports.len() > 1);
-            of.load_unknown.store(of_it.is_none(), Ordering::Relaxed);
-            if let Some(&(_, reported)) = of_it {
-                pool.step(Input::Reported { endpoint, reported });
-            }
-            if let Some(reported) = adapters.clone() {
-                pool.step(Input::Adapters { endpoint, reported });
-            }
-        }
+        self.tell_page(worker, page, &reports);
         Ok(())
     }
 

@@ -329,6 +329,27 @@ fn a_sketch_of_each_cell_is_as_good_as_one_fleet_where_conversations_do_not_tell
     findings.none();
 }
 
+/// Nothing is published of adapters: docs/placement.md has their figures.
+#[test]
+fn adapters_are_loaded_seldom_and_where_first_tokens_come_soonest() {
+    let stages = "{rate: 20, seconds: 100}, {rate: 40, seconds: 100}, {rate: 80, seconds: 100}, {rate: 120, seconds: 100}";
+    let shorter = [(stages, "{rate: 40, seconds: 100}"), ("seeds: 3", "seeds: 1")];
+    let arms = ["round_robin", "llm_d_lora", "prefer_loaded", "fleet_cost"];
+    let rows = simulate_some("adapters", &arms, &shorter);
+    let of = |arm: &str, figure: &str| {
+        rows.iter().find(|row| row.arm == arm).expect("it was simulated").simulated(figure)
+    };
+    let mut findings = Findings::default();
+    let [loads, in_turns] = ["fleet_cost", "round_robin"].map(|arm| of(arm, "adapter_loads"));
+    findings.check(loads <= in_turns / 5.0, format!("{loads} loads, in turns {in_turns}"));
+    let [first_s, preferring_s] = ["fleet_cost", "prefer_loaded"].map(|arm| of(arm, "ttft_mean_s"));
+    findings.check(
+        first_s <= preferring_s,
+        format!("{first_s} s, where loaded ones are preferred {preferring_s}"),
+    );
+    findings.none();
+}
+
 /// A scenario that is not named above would not be tested.
 #[test]
 fn every_scenario_that_comes_with_kvlane_is_held_here() {

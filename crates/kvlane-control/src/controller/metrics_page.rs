@@ -1,0 +1,40 @@
+//! What a worker's `/metrics` says, for the routers of its endpoints.
+
+use std::sync::atomic::Ordering;
+
+use kvlane_core::load::LoadReport;
+use kvlane_core::scheduler::Input;
+use kvlane_fleet::worker::Worker;
+use kvlane_wire::engine::{adapter_report, prefix_caches};
+
+use super::Controller;
+
+// === impl Controller ===
+
+impl Controller {
+    /// Tells the routers of a worker's endpoints its load by rank, its hits in the prefix cache and its adapters.
+    pub(super) fn tell_page(&self, worker: &Worker, page: &str, reports: &[(u32, LoadReport)]) {
+        let caches = prefix_caches(page);
+        // The page tells of all ranks together.
+        let adapters = adapter_report(page).filter(|_| reports.len() == 1);
+        for (pool, of) in self.endpoints_of(worker.id) {
+            let (endpoint, number) = (of.id, of.number);
+            if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+                pool.metrics.engine_reuse.note(endpoint, *cache);
+                let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
+                let block_tokens = pool.router.block_tokens();
+                pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
+            }
+            // A page without ranks says nothing about a single rank.
+            let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
+            let of_it = of_it.filter(|_| number.is_none() || reports.len() > 1);
+            of.load_unknown.store(of_it.is_none(), Ordering::Relaxed);
+            if let Some(&(_, reported)) = of_it {
+                pool.step(Input::Reported { endpoint, reported });
+            }
+            if let Some(reported) = adapters.clone() {
+                pool.step(Input::Adapters { endpoint, reported });
+            }
+        }
+    }
+}
