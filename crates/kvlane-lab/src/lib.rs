@@ -6,6 +6,7 @@
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
 //!   [`part`] divides either among machines.
+//! - [`limit`]: how far a policy is from the best placement that can be found.
 //! - [`catalogue`]: the scenarios and traces that come with kvlane.
 //! - [`measured`]: published measurements beside the timing model's values.
 //! - `chaos` (a feature of its own): a fleet of real processes under faults.
@@ -26,6 +27,7 @@ pub mod client;
 pub mod digest;
 pub mod engine_caches;
 pub mod figures;
+pub mod limit;
 pub mod matrix;
 pub mod measured;
 pub mod part;

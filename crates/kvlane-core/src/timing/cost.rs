@@ -197,6 +197,18 @@ impl StepCost {
         }
     }
 
+    /// The least that this work adds to the duration of steps, however it is divided among them and whatever else they
+    /// compute: arithmetic, and reads of keys and values as if all sequences shared them. Weights and what a step takes
+    /// anyway are left out.
+    pub fn work_secs_min(&self, work: &StepShape) -> f64 {
+        let all_shared = StepShape { decode_shared_tokens: work.decode_context_tokens, ..*work };
+        self.matrices_compute_secs(work)
+            + self.prompt_attention_secs(work)
+            + self.decode_attention_secs(&all_shared)
+            + (self.elementwise_secs + self.reduce_token_secs) * work.tokens() as f64
+            + self.sequence_secs * f64::from(work.decode_seqs)
+    }
+
     fn matrices_compute_secs(&self, step: &StepShape) -> f64 {
         let rows = f64::from(step.decode_seqs) + f64::from(step.finished_prefills);
         self.matrix_secs * step.tokens() as f64 + self.head_secs * rows

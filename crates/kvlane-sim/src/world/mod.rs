@@ -12,6 +12,7 @@ mod node;
 mod play;
 mod retry;
 mod split;
+mod told;
 
 use std::sync::Arc;
 

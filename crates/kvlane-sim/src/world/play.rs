@@ -56,6 +56,8 @@ pub struct Run {
 pub(super) struct Play<'a, 'w> {
     pub(super) world: &'w mut World,
     send: &'a Send<'a>,
+    /// The engine of each request of the trace, if not the router chooses it.
+    pub(super) given: Option<&'a [u16]>,
     pub(super) run: u32,
     start: Nanos,
     /// Id of the first request of the trace.
@@ -94,14 +96,27 @@ pub(super) struct Flight {
 }
 
 /// Most legs of a request, each of which is in a ledger.
-const LEGS_MAX: u64 = 2;
+pub(super) const LEGS_MAX: u64 = 2;
 
 // === impl World ===
 
 impl World {
     /// Sends a trace, or a part of it, from now on, and returns when the last request has ended. `progress` is called
     /// after each request with the number of requests ended.
-    pub fn run(&mut self, send: &Send<'_>, mut progress: impl FnMut(usize)) -> Run {
+    pub fn run(&mut self, send: &Send<'_>, progress: impl FnMut(usize)) -> Run {
+        self.play(send, None, progress)
+    }
+
+    /// Like [`World::run`], but each request of the trace is sent to the engine that `engines` has at its position.
+    /// The router is told nothing.
+    ///
+    /// # Panics
+    /// If `engines` does not have an engine of the fleet for each request that is sent.
+    pub fn run_placed(&mut self, send: &Send<'_>, engines: &[u16]) -> Run {
+        self.play(send, Some(engines), |_| {})
+    }
+
+    fn play(&mut self, send: &Send<'_>, given: Option<&[u16]>, mut progress: impl FnMut(usize)) -> Run {
         self.runs += 1;
         let Range { start: first, end } = send.requests;
         let roots = &send.plan.roots;
@@ -119,6 +134,7 @@ impl World {
             roots: roots.iter(),
             left: count,
             send,
+            given,
             world: self,
         };
         play.world.sent += send.trace.requests.len() as u64;
@@ -293,6 +309,12 @@ impl Play<'_, '_> {
             None => return self.over(request, Some(Failure::Broken)),
         }
         let block_tokens = self.world.config.router.block_tokens;
+        if let Some(engines) = self.given {
+            let node = engines[request as usize];
+            flight.blocks = Some(prompt_blocks(self.send.trace, request, block_tokens).into());
+            self.outcome(request).endpoint = Some(node);
+            return self.send(request, Stage::Answer, node.into());
+        }
         let (now, id) = (self.now(), self.id(request));
         let (session, claims) = (self.told_session(request), self.claims(request));
         let leg = self.next_leg(request);
@@ -498,63 +520,8 @@ impl Play<'_, '_> {
     }
 
     /// The gateway that a request was sent to.
-    fn gateway_of(&self, request: u32) -> usize {
+    pub(super) fn gateway_of(&self, request: u32) -> usize {
         self.flights.get(&request).map_or(0, |flight| flight.gateway)
-    }
-
-    /// Its router.
-    pub(super) fn router_of(&self, request: u32) -> &Router {
-        self.world.gateways.at(self.gateway_of(request))
-    }
-
-    /// Steps a request's router.
-    pub(super) fn tell(&mut self, request: u32, input: Input) {
-        let (now, gateway) = (self.now(), self.gateway_of(request));
-        let World { gateways, outputs, .. } = &mut *self.world;
-        gateways.step_one(gateway, now, input, outputs);
-    }
-
-    fn progress(&mut self, request: u32, id: RequestId, first: bool, tokens: u32) {
-        let (now, gateway) = (self.now(), self.gateway_of(request));
-        let World { gateways, outputs, .. } = &mut *self.world;
-        gateways.progress(gateway, now, (id, first, tokens), outputs);
-    }
-
-    /// A prompt was computed that is decoded elsewhere.
-    pub(super) fn began(&mut self, request: u32, leg: RequestId) {
-        let (now, gateway) = (self.now(), self.gateway_of(request));
-        let World { gateways, outputs, ledger_changes, .. } = &mut *self.world;
-        *ledger_changes += LEGS_MAX;
-        let time = gateways.time(gateway, now);
-        gateways.at(gateway).begin(time, leg, outputs);
-    }
-
-    /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
-    fn answered(&mut self, request: u32) {
-        let Outcome { cached_tokens, moved_tokens, split, .. } = *self.outcome(request);
-        if split.is_none() && moved_tokens == 0 {
-            let reported = self.reported(request, cached_tokens);
-            self.tell(request, Input::Answered { request: self.id(request), reported });
-        }
-    }
-
-    pub(super) fn reported(&self, request: u32, cached_tokens: u32) -> ReportedReuse {
-        ReportedReuse { prompt_tokens: self.request(request).input_tokens, cached_tokens }
-    }
-
-    /// Reports to the router that a request has ended at its endpoints.
-    pub(super) fn release(&mut self, request: u32) {
-        let leg = self.flights.get(&request).and_then(|flight| flight.prefill).map(|prefill| prefill.id);
-        self.world.ledger_changes += LEGS_MAX;
-        let ids = leg.into_iter().chain([self.id(request)]);
-        ids.for_each(|id| self.tell(request, Input::Finished { request: id }));
-    }
-
-    /// Reports to the router that an endpoint has answered a leg without failure; a rejection also counts.
-    pub(super) fn succeeded(&mut self, request: u32, leg: RequestId) {
-        if self.world.config.rules.is_some() {
-            self.tell(request, Input::Succeeded { request: leg });
-        }
     }
 
     /// Reports to the router that a placed request has ended, and applies the outputs.

@@ -6,6 +6,7 @@
 //! on other jobs, and a [`Store`] keeps them for the next time. [`Judged`] determines the best policy of each cell.
 
 mod judge;
+mod limit;
 mod run;
 mod store;
 
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use judge::{
     CellResult, E2E, E2E_RATIO_MAX, Judged, Measured, Standing, TTFT_P99, TTFT_P99_RATIO_MAX, Verdict,
 };
+pub use limit::{Limit, Placed};
 pub use run::{Bench, Job, knee};
 pub use store::{Store, Versions, configuration, file_name, source_file};
 

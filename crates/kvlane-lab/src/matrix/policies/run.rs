@@ -30,15 +30,15 @@ pub struct Job {
 
 /// A matrix with its traces and engines loaded.
 pub struct Bench<'a> {
-    matrix: &'a Matrix,
+    pub(super) matrix: &'a Matrix,
     settings: BTreeMap<String, Setting>,
     sources: BTreeMap<String, (Source, &'a Workloads)>,
 }
 
 /// Requests, and their arrivals.
-struct Content {
-    trace: Trace,
-    plan: Plan,
+pub(super) struct Content {
+    pub(super) trace: Trace,
+    pub(super) plan: Plan,
     drive: Drive,
 }
 
@@ -108,27 +108,50 @@ impl<'a> Bench<'a> {
     }
 
     fn job(&self, job: &Job, last: &mut Last) -> Result<Figures, RunError> {
-        let CellId { workload, fleet, load, age_s, .. } = &job.cell;
-        let missing = || RunError::Workload(format!("{workload} on {fleet} was not loaded"));
-        let (Some((source, spec)), Some(setting)) = (self.sources.get(workload), self.settings.get(fleet))
-        else {
-            return Err(missing());
-        };
+        let CellId { workload, load, age_s, .. } = &job.cell;
+        let setting = self.setting(&job.cell)?;
         let arm = self.matrix.told(&job.arm, *age_s);
         arm.check()?;
         let same = |(name, at, seed, _): &(String, u64, u32, Content)| {
             name == workload && *at == load.to_bits() && *seed == job.seed
         };
         if !last.0.as_ref().is_some_and(same) {
-            let content = content(source, spec.send, *load, job.seed)?;
-            last.0 = Some((workload.clone(), load.to_bits(), job.seed, content));
+            last.0 = None;
         }
-        let Some((.., Content { trace, plan, drive })) = &last.0 else { return Err(missing()) };
+        let (.., content) = match &mut last.0 {
+            Some(known) => known,
+            none => {
+                none.insert((workload.clone(), load.to_bits(), job.seed, self.content(&job.cell, job.seed)?))
+            }
+        };
         let mut world = setting.world(&arm, job.seed);
-        let requests = 0..trace.requests.len() as u32;
-        let send = Send { trace, plan, requests, origin_s: 0.0, drive: *drive };
-        Ok(play(&mut world, &send, &self.matrix.judgement, |_| {}).1)
+        Ok(play(&mut world, &content.send(), &self.matrix.judgement, |_| {}).1)
     }
+
+    /// The engines of a cell.
+    pub(super) fn setting(&self, cell: &CellId) -> Result<&Setting, RunError> {
+        self.settings.get(&cell.fleet).ok_or_else(|| not_loaded(cell))
+    }
+
+    /// The requests of a cell under a seed.
+    pub(super) fn content(&self, cell: &CellId, seed: u32) -> Result<Content, RunError> {
+        let (source, spec) = self.sources.get(&cell.workload).ok_or_else(|| not_loaded(cell))?;
+        content(source, spec.send, cell.load, seed)
+    }
+}
+
+// === impl Content ===
+
+impl Content {
+    /// All of them.
+    pub(super) fn send(&self) -> Send<'_> {
+        let Self { trace, plan, drive } = self;
+        Send { trace, plan, requests: 0..trace.requests.len() as u32, origin_s: 0.0, drive: *drive }
+    }
+}
+
+fn not_loaded(cell: &CellId) -> RunError {
+    RunError::Workload(format!("{} on {} was not loaded", cell.workload, cell.fleet))
 }
 
 /// The knee of a workload on a fleet, over a number of seeds: mean TTFT is measured at several loads until the load
