@@ -63,10 +63,10 @@ fn decode(context: u32) -> StepShape {
     step
 }
 
-/// Contexts of the steps after the first token.
+/// Contexts of the steps after the first token, as the engine model counts them: without the token that is computed.
 fn contexts(one: &Outcome) -> impl Iterator<Item = u32> {
     let first = one.prompt_tokens;
-    (1..one.output_tokens).map(move |token| first + token)
+    (1..one.output_tokens).map(move |token| first + token - 1)
 }
 
 /// Seconds that a request takes alone.

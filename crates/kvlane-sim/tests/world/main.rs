@@ -129,6 +129,29 @@ fn the_same_seed_gives_the_same_run_and_another_one_another() {
     assert_ne!(run(1), run(2));
 }
 
+/// Invariant: Placements that are given again, without a router, have the outcomes that they had.
+#[test]
+fn placements_that_are_given_have_the_outcomes_that_a_router_had_with_them() {
+    let trace = conversations(80, 5);
+    let plan = Plan::new(&trace);
+    for policy in ["fleet_cost", "round_robin"] {
+        for exact in [None, EVENTS] {
+            let mut given = config(policy, 3, 1);
+            given.router.exact = exact;
+            let (run, _) = play(given, &trace, OPEN);
+            let engines: Vec<u16> =
+                run.outcomes.iter().map(|outcome| outcome.endpoint.expect("it was placed")).collect();
+            let mut world = World::new(config("random", 3, 2));
+            let requests = 0..trace.requests.len() as u32;
+            let send = Send { trace: &trace, plan: &plan, requests, origin_s: 0.0, drive: OPEN };
+            let again = world.run_placed(&send, &engines);
+            check(&trace, &again, &world);
+            assert_eq!(again.outcomes, run.outcomes, "{policy}");
+            assert_eq!(world.decisions().count, 0);
+        }
+    }
+}
+
 #[test]
 fn hits_never_exceed_what_a_cache_that_never_forgets_would_have() {
     let trace = conversations(80, 3);
