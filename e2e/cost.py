@@ -3,9 +3,10 @@
 
     cargo build --release --locked -p kvlane && python3 e2e/cost.py
     python3 e2e/cost.py 'plain=--set server.server_timing=false' 'recorded=--set recorder.dir=/tmp/recordings'
+    REQUESTS=20000 python3 e2e/cost.py plain= 'alias@gpt=--config e2e/models/cost.yaml'
     CLIENTS=2 python3 e2e/cost.py 'alone=--worker-urls {other}' 'split=--worker-urls {other} --kv-connector lmcache --set disaggregation.split_tokens_min=1'
 
-Each argument is a name and options of `kvlane serve`; the first is what the others are compared with. All gateways stand
+Each argument is a name, the model that is asked for (`m` if it is left out) and options of `kvlane serve`; the first is what the others are compared with. All gateways stand
 beside one another and take turns, ROUNDS times each, so that what else the machine does meets all of them. Chats are streams of
 EVENTS tokens, of CLIENTS at once. Client and engines (`{other}` is the second) are this program; only the CPU time of the gateways
 counts, from /proc. Python's standard library only; Linux.
@@ -25,8 +26,8 @@ REQUESTS = int(os.environ.get("REQUESTS", "2000"))
 EVENTS = int(os.environ.get("EVENTS", "32"))
 CLIENTS = int(os.environ.get("CLIENTS", "8"))
 TICK = os.sysconf("SC_CLK_TCK")
-BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * 100)
-EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
+BODY = b'{"model":"%%s","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * 100)
+EVENT = b'data: {"object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
 DEFAULT = [
     "nothing=--set server.server_timing=false",
     "Server-Timing=",
@@ -66,10 +67,11 @@ async def engine(reader, writer):
         writer.close()
 
 
-async def client(port, requests):
+async def client(port, model, requests):
+    body = BODY % model.encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(requests):
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise SystemExit(head.decode())
@@ -84,6 +86,7 @@ async def client(port, requests):
 class Gateway:
     def __init__(self, name, options, engine_port, other_port):
         self.name, self.port, self.costs_us = name, free_port(), []
+        self.model = name.partition("@")[2] or "m"
         url = f"http://127.0.0.1:{engine_port}"
         options = options.replace("{collector}", url).replace("{other}", f"http://127.0.0.1:{other_port}").split()
         self.process = subprocess.Popen(
@@ -100,14 +103,14 @@ class Gateway:
             if self.process.poll() is not None:
                 raise SystemExit(f"{self.name}: the gateway ended with {self.process.returncode}")
             try:
-                return await client(self.port, 20)
+                return await client(self.port, self.model, 20)
             except (OSError, SystemExit):
                 await asyncio.sleep(0.05)
         raise SystemExit(f"{self.name}: it is not ready")
 
     async def round(self):
         before = self.cpu_s()
-        await asyncio.gather(*(client(self.port, REQUESTS // CLIENTS) for _ in range(CLIENTS)))
+        await asyncio.gather(*(client(self.port, self.model, REQUESTS // CLIENTS) for _ in range(CLIENTS)))
         self.costs_us.append((self.cpu_s() - before) / REQUESTS * 1e6)
 
 

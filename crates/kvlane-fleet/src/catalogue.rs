@@ -87,8 +87,8 @@ pub struct Traits<'a> {
     pub header: &'a dyn Fn(&str) -> Option<&'a str>,
     /// The name of its key.
     pub key: Option<&'a str>,
-    /// A hash of its conversation: the same in every turn.
-    pub conversation: u64,
+    /// A hash of its conversation: the same in every turn. Computed only where it decides.
+    pub conversation: &'a dyn Fn() -> u64,
 }
 
 /// All entries by their origin. Those that the admin API has set precede those of the configuration, stay over reloads, and
@@ -179,9 +179,13 @@ impl ModelSpec {
     }
 
     /// The target whose range of the weights contains this hash.
-    fn weighted(&self, conversation: u64) -> Option<&TargetSpec> {
+    fn weighted(&self, conversation: &dyn Fn() -> u64) -> Option<&TargetSpec> {
+        let mut weighted = self.targets.iter().filter(|target| target.weight > 0);
+        if let (Some(only), None) = (weighted.next(), weighted.next()) {
+            return Some(only);
+        }
         let total: u64 = self.targets.iter().map(|target| u64::from(target.weight)).sum();
-        let mut at = ((u128::from(conversation) * u128::from(total)) >> 64) as u64;
+        let mut at = ((u128::from(conversation()) * u128::from(total)) >> 64) as u64;
         self.targets.iter().find(|target| {
             let within = at < u64::from(target.weight);
             at = at.saturating_sub(u64::from(target.weight));
@@ -190,10 +194,10 @@ impl ModelSpec {
     }
 
     /// The model that gets a copy of a request of this conversation.
-    pub fn mirrored(&self, conversation: u64) -> Option<&str> {
+    pub fn mirrored(&self, conversation: &dyn Fn() -> u64) -> Option<&str> {
         let mirror = self.mirror.as_ref()?;
         // Other bits than those that select the target.
-        let percent = conversation.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let percent = conversation().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         ((percent * 100) >> 32 < u64::from(mirror.percent)).then_some(&mirror.model)
     }
 }
@@ -315,7 +319,7 @@ mod tests {
         key: Option<&str>,
     ) -> String {
         let header = |name: &str| header.filter(|(of, _)| *of == name).map(|(_, value)| value);
-        let request = Traits { header: &header, key, conversation };
+        let request = Traits { header: &header, key, conversation: &|| conversation };
         spec.target(&request).expect("a target").model.clone()
     }
 
@@ -396,7 +400,7 @@ mod tests {
                 let of = pick(&spec, conversation, None, None);
                 prop_assert_eq!(&of, &pick(&spec, conversation, None, None));
                 got[of.parse::<usize>().expect("a number")] += 1;
-                copied += u32::from(spec.mirrored(conversation).is_some());
+                copied += u32::from(spec.mirrored(&|| conversation).is_some());
             }
             let total: u32 = weights.iter().sum();
             for (got, weight) in got.iter().zip(&weights) {

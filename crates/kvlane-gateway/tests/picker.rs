@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::WorkerSpec;
-use kvlane_gateway::config::{ModelSpec, TargetSpec};
+use kvlane_gateway::config::{FallbackSpec, ModelSpec, TargetSpec};
 use kvlane_gateway::testing::{
     Context, DataPlane, FakeEngine, Hint, Outcome, Reaction, TestGateway, chat, config, eventually,
     full_duplex, in_turn,
@@ -249,6 +249,28 @@ async fn a_name_of_the_catalogue_leads_to_its_target_whose_name_the_body_gets() 
     assert_eq!(outcome.addresses(), [authority(&engine)]);
     let body: serde_json::Value = serde_json::from_slice(outcome.body()).expect("JSON");
     assert_eq!(body["model"], "m");
+    plane.close().await;
+    picker.shut_down().await;
+}
+
+/// A data plane's answers do not say which model gave them, and a fallback may be outside of its reach.
+#[tokio::test]
+async fn a_name_whose_target_is_not_served_has_no_fallback_behind_a_data_plane() {
+    let [engine] = engines().await;
+    let mut config = config();
+    let target =
+        TargetSpec { model: "none".into(), weight: 1, headers: Default::default(), keys: Vec::new() };
+    let fallbacks = vec![FallbackSpec { model: "m".into(), provider: None, tools: true }];
+    config
+        .models
+        .insert("gpt".into(), ModelSpec { targets: vec![target], fallbacks, ..ModelSpec::default() });
+    let picker = TestGateway::picker(config, &[&engine]).await;
+    let plane = picker.data_plane().await;
+    let mut call = plane.begin().await;
+    call.head(&full_duplex(), "POST", CHAT, &[], false);
+    call.body(chat("gpt", "hi").as_bytes(), true);
+    let Some(Reaction::Immediate { status, body, .. }) = call.reaction().await else { panic!("an answer") };
+    assert_eq!(status, 404, "{body}");
     plane.close().await;
     picker.shut_down().await;
 }

@@ -1,6 +1,7 @@
 //! The model of a request: the one that it names, or the default one, and what serves it by the catalogue (`models`).
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ pub(super) struct Chain {
     is_copied: bool,
     /// It is a copy for this model.
     copy_for: Option<String>,
+    /// Fallbacks do not apply.
+    is_target_only: bool,
 }
 
 /// What of a request decides what serves it.
@@ -84,7 +87,13 @@ pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) ->
                 false => Ok(Chosen { served, alias: None }),
             }
         }
-        Some(spec) => by_catalogue(proxy, request, chain, name, spec),
+        // Nothing has been sent yet, so nothing can be repeated.
+        Some(spec) => loop {
+            match by_catalogue(proxy, request, chain, name, spec) {
+                Ok(chosen) => return Ok(chosen),
+                Err(error) => chain.after(error, Repeats::Yes)?,
+            }
+        },
     }
 }
 
@@ -114,7 +123,7 @@ fn by_catalogue(
     name: &str,
     spec: &ModelSpec,
 ) -> Result<Chosen, ApiError> {
-    chain.fallbacks = spec.fallbacks.len();
+    chain.fallbacks = if chain.is_target_only { 0 } else { spec.fallbacks.len() };
     // What continues an object goes to the model that made it, whatever the weights say now.
     let made_by = request.keeper.and_then(|keeper| model_of(proxy, spec, keeper));
     if let Some(model) = made_by {
@@ -123,17 +132,18 @@ fn by_catalogue(
         let alias = Alias::new(name, model, served.pool.provider.as_deref(), None);
         return Ok(Chosen { served, alias: Some(Arc::new(alias)) });
     }
-    let conversation = (request.conversation)();
+    let hash = OnceCell::new();
+    let conversation = || *hash.get_or_init(|| (request.conversation)());
     let headers = &request.parts.headers;
     let traits = Traits {
         header: &|name| headers.get(name)?.to_str().ok(),
         key: identity(request.parts).map(|identity| &*identity.name),
-        conversation,
+        conversation: &conversation,
     };
     let model = match (&chain.copy_for, chain.link) {
         (Some(model), _) => model.clone(),
         (None, 0) => {
-            chain.mirror = spec.mirrored(conversation).filter(|_| !chain.is_copied).map(str::to_owned);
+            chain.mirror = spec.mirrored(&conversation).filter(|_| !chain.is_copied).map(str::to_owned);
             let target = spec.target(&traits).map(|target| target.model.clone());
             target.ok_or_else(|| ApiError::UnknownModel(name.into()))?
         }
@@ -227,6 +237,11 @@ impl Chain {
     /// That of a copy of a request.
     pub(super) fn of_copy(model: String) -> Self {
         Self { copy_for: Some(model), ..Self::default() }
+    }
+
+    /// One without fallbacks.
+    pub(super) fn of_targets() -> Self {
+        Self { is_target_only: true, ..Self::default() }
     }
 
     /// Goes on to the next fallback after this error.

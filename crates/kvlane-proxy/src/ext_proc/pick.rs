@@ -101,7 +101,7 @@ impl Picker {
             return self.own(parts, &body).await.map(Verdict::Answer);
         }
         let api = purpose.api();
-        let chain = &mut Chain::default();
+        let chain = &mut Chain::of_targets();
         let (routed, salted) = match api {
             Some(api) => route(proxy, upstreams, (api, chain), parts, &body, account, deadline).await?,
             None => passed::route(proxy, (purpose.row(), chain), parts, &body, account, deadline)?,
