@@ -105,23 +105,25 @@ fn a_run_finds_the_same_alone_in_the_whole_and_on_several_threads() {
 fn what_is_found_is_between_the_policies_and_the_bounds() {
     let matrix = small();
     let policies = ["fleet_cost", "round_robin"].map(str::to_owned).to_vec();
-    let selection = Selection { full: true, ..some() };
-    for cell in matrix.cells(&selection).expect("cells") {
-        let bench = Bench::new(&matrix, std::slice::from_ref(&cell), Path::new(""), &open).expect("a bench");
-        let limit = bench.limit(&cell, &policies, 1, 30).expect("a limit");
+    let selection = Selection { policies, full: true, ..some() };
+    let (cells, arms) = (matrix.cells(&selection).expect("cells"), matrix.arms(&selection).expect("arms"));
+    let bench = Bench::new(&matrix, &cells, Path::new(""), &open).expect("a bench");
+    let limits = bench.limits(&cells, &arms, 30, 2, &|_| ()).expect("limits");
+    for (cell, limit) in cells.iter().zip(&limits) {
         let names: Vec<&str> = limit.placed.iter().map(|one| one.arm.as_str()).collect();
-        assert_eq!(names, policies);
+        assert_eq!(names, arms.iter().map(|arm| arm.arm.as_str()).collect::<Vec<_>>());
         let best_s = limit.placed.iter().map(|one| one.mean_s).fold(f64::INFINITY, f64::min);
         let (found_s, bound_s) = (limit.found.mean_s, limit.bounds.highest_s());
         assert!(found_s <= best_s && bound_s <= found_s && bound_s > 0.0, "{cell:?}: {limit:?}");
         assert_eq!(limit.bounds.work_s.is_some(), cell.workload == "made", "turns wait for answers");
     }
-    let cell = &matrix.cells(&selection).expect("cells")[0];
-    let bench = Bench::new(&matrix, std::slice::from_ref(cell), Path::new(""), &open).expect("a bench");
-    for (policies, why) in [(&[][..], "at least one"), (&["fleet_price".to_owned()][..], "unknown policy")] {
-        let refused = bench.limit(cell, policies, 1, 1).expect_err("nothing to begin with").to_string();
-        assert!(refused.contains(why), "{refused}");
-    }
+    assert_eq!(
+        limits,
+        bench.limits(&cells, &arms, 30, 1, &|_| ()).expect("limits"),
+        "on any number of threads"
+    );
+    let refused = bench.limits(&cells, &[], 1, 1, &|_| ()).expect_err("nothing to begin with").to_string();
+    assert!(refused.contains("at least one"), "{refused}");
 }
 
 #[test]

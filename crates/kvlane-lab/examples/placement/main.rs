@@ -4,7 +4,8 @@
 //! `placement` is a quick run: one seed, one age of load reports. `placement --full` runs everything. `placement
 //! --knees` finds the knees without writing. Results are stored, and reused while the program is the same; with
 //! `--keep-baselines`, results of policies whose own source is the same are reused too, whatever else has changed:
-//! for work on one policy, not for published results.
+//! for work on one policy, not for published results. `placement --limit` searches better placements than any policy's, with the
+//! whole trace known, and prints how far `ours` is from them.
 //!
 //! ```text
 //! --matrix FILE          the matrix [matrix.yaml beside this file]
@@ -17,6 +18,8 @@
 //! --threads N            [one for each core]
 //! --store FILE           what has been run [target/placement/runs.jsonl]
 //! --keep-baselines
+//! --limit                with --shorter N (runs are shorter by this factor [5]) and --tries N (assignments that are simulated for
+//!                        each cell [4000])
 //! --write DIRECTORY      write the document and its plots there
 //! --part I/N             make only the runs of part I of N, from 1, and write their results to --part-file
 //! --part-file FILE       [stdout]
@@ -26,6 +29,7 @@
 //! ```
 
 mod document;
+mod limit;
 mod map;
 mod text;
 
@@ -59,6 +63,8 @@ struct Options {
     store: PathBuf,
     keep_baselines: bool,
     knees: bool,
+    limit: bool,
+    effort: limit::Effort,
     list: bool,
     write: Option<PathBuf>,
     share: Share,
@@ -82,6 +88,9 @@ fn main() -> Result<(), Failure> {
     }
     if options.knees {
         return knees(&matrix, &directory, &selection, options.threads);
+    }
+    if options.limit {
+        return limit::print(matrix, &directory, &selection, &options);
     }
     if options.list {
         return list(&matrix, &selection);
@@ -256,6 +265,8 @@ impl Options {
             store: "target/placement/runs.jsonl".into(),
             keep_baselines: false,
             knees: false,
+            limit: false,
+            effort: limit::Effort::default(),
             list: false,
             write: None,
             share: Share::Whole,
@@ -267,6 +278,9 @@ impl Options {
             match flag.as_str() {
                 "--full" => options.selection.full = true,
                 "--knees" => options.knees = true,
+                "--limit" => options.limit = true,
+                "--shorter" => options.effort.shorter = value()?.parse()?,
+                "--tries" => options.effort.tries = value()?.parse()?,
                 "--list" => options.list = true,
                 "--keep-baselines" => options.keep_baselines = true,
                 "--matrix" => options.matrix = value()?.into(),

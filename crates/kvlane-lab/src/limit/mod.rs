@@ -8,4 +8,5 @@ mod bound;
 mod search;
 
 pub use bound::{Bounds, bounds};
+pub(crate) use search::mean;
 pub use search::{Found, Moves, Problem, search};

@@ -98,7 +98,8 @@ pub fn search(
     best
 }
 
-fn mean(times: &[f64]) -> f64 {
+/// The mean of the times of requests.
+pub(crate) fn mean(times: &[f64]) -> f64 {
     times.iter().sum::<f64>() / times.len().max(1) as f64
 }
 

@@ -54,8 +54,8 @@ pub struct Run {
 pub(super) struct Play<'a, 'w> {
     pub(super) world: &'w mut World,
     send: &'a Send<'a>,
-    /// The engine of each request of the trace, if not the router chooses it.
-    pub(super) given: Option<&'a [u16]>,
+    /// The engine of each request of the trace, unless the router chooses it.
+    pub(super) placements: Option<&'a [u16]>,
     pub(super) run: u32,
     start: Nanos,
     /// Id of the first request of the trace.
@@ -114,7 +114,7 @@ impl World {
         self.play(send, Some(engines), |_| {})
     }
 
-    fn play(&mut self, send: &Send<'_>, given: Option<&[u16]>, mut progress: impl FnMut(usize)) -> Run {
+    fn play(&mut self, send: &Send<'_>, placements: Option<&[u16]>, mut progress: impl FnMut(usize)) -> Run {
         self.runs += 1;
         let Range { start: first, end } = send.requests;
         let roots = &send.plan.roots;
@@ -132,7 +132,7 @@ impl World {
             roots: roots.iter(),
             left: count,
             send,
-            given,
+            placements,
             world: self,
         };
         play.world.sent += send.trace.requests.len() as u64;
@@ -307,7 +307,7 @@ impl Play<'_, '_> {
             None => return self.over(request, Some(Failure::Broken)),
         }
         let block_tokens = self.world.config.router.block_tokens;
-        if let Some(engines) = self.given {
+        if let Some(engines) = self.placements {
             let node = engines[request as usize];
             flight.blocks = Some(prompt_blocks(self.send.trace, request, block_tokens).into());
             self.outcome(request).endpoint = Some(node);

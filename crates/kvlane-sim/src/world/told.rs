@@ -1,4 +1,4 @@
-//! What a request's router is told of it. Nothing, where the router has not placed it.
+//! What a request's router is told of it: nothing, if placements are given.
 
 use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::request::RequestId;
@@ -19,7 +19,7 @@ impl Play<'_, '_> {
 
     /// Steps a request's router.
     pub(super) fn tell(&mut self, request: u32, input: Input) {
-        if self.given.is_some() {
+        if self.placements.is_some() {
             return;
         }
         let (now, gateway) = (self.now(), self.gateway_of(request));
@@ -28,7 +28,7 @@ impl Play<'_, '_> {
     }
 
     pub(super) fn progress(&mut self, request: u32, id: RequestId, first: bool, tokens: u32) {
-        if self.given.is_some() {
+        if self.placements.is_some() {
             return;
         }
         let (now, gateway) = (self.now(), self.gateway_of(request));

@@ -1,12 +1,15 @@
 //! The limit of a cell: the best placement that a search finds, beside those of policies.
 
 use kvlane_core::policy::PolicyConfig;
-use kvlane_sim::outcome::Outcome;
 use kvlane_sim::world::Run;
 
-use super::{Bench, CellId, Selection};
-use crate::limit::{Bounds, Found, Problem, bounds, search};
-use crate::scenario::{Arm, CacheKnowledge, RunError};
+use super::{Bench, CellId};
+use crate::limit::{Bounds, Found, Problem, bounds, mean, search};
+use crate::matrix::jobs;
+use crate::scenario::{Arm, RunError};
+
+/// The seed of the requests, of the policies and of the search.
+const SEED: u32 = 1;
 
 /// A policy in a cell.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,29 +36,35 @@ pub struct Limit {
 // === impl Bench ===
 
 impl Bench<'_> {
-    /// The limit of a cell under a seed, by a search with so many tries that begins with the best of these policies.
+    /// The limits of cells under the first seed, on `threads` threads, in the order of the cells. Each is found by a search with so
+    /// many tries that begins with the best of these policies. `begun` is called with the position of each cell, from any thread.
     ///
     /// # Errors
-    /// If a policy is unknown or the cell was not loaded.
-    pub fn limit(
+    /// If there is no policy, or a cell was not loaded.
+    pub fn limits(
         &self,
-        cell: &CellId,
-        policies: &[String],
-        seed: u32,
+        cells: &[CellId],
+        arms: &[Arm],
         tries: u32,
-    ) -> Result<Limit, RunError> {
+        threads: usize,
+        begun: &(dyn Fn(usize) + Sync),
+    ) -> Result<Vec<Limit>, RunError> {
+        jobs::run(cells.len(), threads, &|place, (): &mut ()| {
+            begun(place);
+            self.limit(&cells[place], arms, tries)
+        })
+    }
+
+    fn limit(&self, cell: &CellId, arms: &[Arm], tries: u32) -> Result<Limit, RunError> {
         let setting = self.setting(cell)?;
-        let content = self.content(cell, seed)?;
+        let content = self.content(cell, SEED)?;
         let send = content.send();
-        let arms = self.matrix.arms(&Selection { policies: policies.to_vec(), ..Selection::default() })?;
         let mut placed = Vec::new();
         let mut best: Option<(f64, Run)> = None;
-        for name in policies {
-            let Some(arm) = arms.iter().find(|arm| arm.arm == *name) else { continue };
-            let arm = self.matrix.told(arm, cell.age_s);
-            let run = setting.world(&arm, seed).run(&send, |_| {});
-            let mean_s = mean_s(&run);
-            placed.push(Placed { arm: arm.arm, mean_s });
+        for arm in arms {
+            let run = setting.world(&self.matrix.told(arm, cell.age_s), SEED).run(&send, |_| {});
+            let mean_s = mean(&times(&run));
+            placed.push(Placed { arm: arm.arm.clone(), mean_s });
             if best.as_ref().is_none_or(|(best_s, _)| mean_s < *best_s) {
                 best = Some((mean_s, run));
             }
@@ -65,23 +74,17 @@ impl Bench<'_> {
         };
         let start = run.outcomes.iter().map(|one| one.endpoint.unwrap_or_default()).collect();
         // Placements are given: the router has nothing to do.
-        let idle = Arm {
-            cache_knowledge: CacheKnowledge::Approximate,
-            report_interval_s: None,
-            ..Arm::new(PolicyConfig::RoundRobin(Default::default()))
-        };
-        let mut evaluate = |engines: &[u16]| -> Vec<f64> {
-            let run = setting.world(&idle, seed).run_placed(&send, engines);
-            run.outcomes.iter().map(Outcome::e2e_s).collect()
-        };
+        let idle = Arm { report_interval_s: None, ..Arm::new(PolicyConfig::RoundRobin(Default::default())) };
+        let mut evaluate = |engines: &[u16]| times(&setting.world(&idle, SEED).run_placed(&send, engines));
         let problem =
             Problem { trace: &content.trace, plan: &content.plan, engines: setting.engines.len() as u16 };
-        let found = search(&problem, start, tries, seed.into(), &mut evaluate);
+        let found = search(&problem, start, tries, SEED.into(), &mut evaluate);
         let bounds = bounds(&content.trace, &run.outcomes, &setting.engines, idle.routing_delay_s);
         Ok(Limit { requests: run.outcomes.len(), placed, found, bounds })
     }
 }
 
-fn mean_s(run: &Run) -> f64 {
-    run.outcomes.iter().map(Outcome::e2e_s).sum::<f64>() / run.outcomes.len().max(1) as f64
+/// Seconds that each request takes. One that fails would be the shortest of all.
+fn times(run: &Run) -> Vec<f64> {
+    run.outcomes.iter().map(|one| if one.is_ok() { one.e2e_s() } else { f64::INFINITY }).collect()
 }
