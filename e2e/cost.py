@@ -3,13 +3,13 @@
 
     cargo build --release --locked -p kvlane && python3 e2e/cost.py
     python3 e2e/cost.py 'plain=--set server.server_timing=false' 'recorded=--set recorder.dir=/tmp/recordings'
-    REQUESTS=20000 python3 e2e/cost.py plain= 'alias@gpt=--config e2e/models/cost.yaml'
+    SIZE=6000 EVENTS=8 REQUESTS=20000 python3 e2e/cost.py plain= 'alias@gpt=--config e2e/models/cost.yaml'
     CLIENTS=2 python3 e2e/cost.py 'alone=--worker-urls {other}' 'split=--worker-urls {other} --kv-connector lmcache --set disaggregation.split_tokens_min=1'
 
 Each argument is a name, the model that is asked for (`m` if it is left out) and options of `kvlane serve`; the first is what the others are compared with. All gateways stand
-beside one another and take turns, ROUNDS times each, so that what else the machine does meets all of them. Chats are streams of
-EVENTS tokens, of CLIENTS at once. Client and engines (`{other}` is the second) are this program; only the CPU time of the gateways
-counts, from /proc. Python's standard library only; Linux.
+beside one another and take turns, ROUNDS times each, so that what else the machine does meets all of them. Chats of SIZE
+bytes are answered with streams of EVENTS tokens, to CLIENTS at once. Client and engines (`{other}` is the second) are this program;
+only the CPU time of the gateways counts, from /proc: all of it, and the user part of it. Python's standard library only; Linux.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ ROUNDS = int(os.environ.get("ROUNDS", "12"))
 REQUESTS = int(os.environ.get("REQUESTS", "2000"))
 EVENTS = int(os.environ.get("EVENTS", "32"))
 CLIENTS = int(os.environ.get("CLIENTS", "8"))
+SIZE = int(os.environ.get("SIZE", "2300"))
 TICK = os.sysconf("SC_CLK_TCK")
-BODY = b'{"model":"%%s","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * 100)
+BODY = b'{"model":"%%s","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * (SIZE // 23))
 EVENT = b'data: {"object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
 DEFAULT = [
     "nothing=--set server.server_timing=false",
@@ -96,7 +97,8 @@ class Gateway:
 
     def cpu_s(self):
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
+        user, kernel = int(fields[11]) / TICK, int(fields[12]) / TICK
+        return user + kernel, user
 
     async def ready(self):
         for _ in range(600):
@@ -111,7 +113,7 @@ class Gateway:
     async def round(self):
         before = self.cpu_s()
         await asyncio.gather(*(client(self.port, self.model, REQUESTS // CLIENTS) for _ in range(CLIENTS)))
-        self.costs_us.append((self.cpu_s() - before) / REQUESTS * 1e6)
+        self.costs_us.append([(now - then) / REQUESTS * 1e6 for now, then in zip(self.cpu_s(), before, strict=True)])
 
 
 async def main():
@@ -135,14 +137,16 @@ async def main():
         await asyncio.sleep(0.1)
         server.close()
         other.close()
-    first = gateways[0].costs_us
-    print(f"{'':24} CPU per request, median of {ROUNDS} rounds of {REQUESTS}, {EVENTS} tokens each")
-    for gateway in gateways:
-        # Round by round: both saw the same machine.
-        shares = [cost / other - 1 for cost, other in zip(gateway.costs_us, first, strict=True)]
-        spread = statistics.quantiles(shares, n=4) if gateway is not gateways[0] else None
-        more = f"{statistics.median(shares):+.1%} (quartiles {spread[0]:+.1%} to {spread[2]:+.1%})" if spread else ""
-        print(f"{gateway.name:24} {statistics.median(gateway.costs_us):7.1f} us  {more}")
+    for part, what in enumerate(("CPU", "user CPU")):
+        print(f"{'':24} {what} per request, median of {ROUNDS} rounds of {REQUESTS}, {EVENTS} tokens each")
+        first = [costs[part] for costs in gateways[0].costs_us]
+        for gateway in gateways:
+            costs = [costs[part] for costs in gateway.costs_us]
+            # Round by round: both saw the same machine.
+            more = [cost - other for cost, other in zip(costs, first, strict=True)]
+            low, middle, high = statistics.quantiles(more, n=4)
+            beside = f"{middle:+.1f} us (quartiles {low:+.1f} to {high:+.1f})" if gateway is not gateways[0] else ""
+            print(f"{gateway.name:24} {statistics.median(costs):7.1f} us  {beside}")
 
 
 asyncio.run(main())

@@ -4,7 +4,6 @@ that run, and until the demo's table. Prints figures, asserts none.
     e2e/vllm/setup.sh && packaging/wheel.sh && e2e/.work/venv/bin/python e2e/python/first_hour.py target/wheels/kvlane-*.whl
 """
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,13 @@ from fleet import Vllm  # noqa: E402
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "What is a KV cache?"}], "max_tokens": 16}
 
 
-def environment():
-    """The programs of a new virtual environment: not part of what is measured."""
-    home = tempfile.mkdtemp(prefix="kvlane-first-")
+def installed(home, wheel):
+    """The program, installed into a new virtual environment by the first command, and the seconds that this command takes."""
     venv.create(home, with_pip=True)
-    return Path(home) / "bin"
-
-
-def installed(bin, wheel):
-    """The first command, and the seconds that it takes."""
+    bin = Path(home) / "bin"
     began = time.monotonic()
     subprocess.run([bin / "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)
-    return time.monotonic() - began
+    return bin / "kvlane", time.monotonic() - began
 
 
 def answered(port):
@@ -44,37 +38,32 @@ def answered(port):
     return answer if answer.status == 200 else None
 
 
-def first_request(wheel):
+def first_request(home, wheel):
     """Two commands: `pip install kvlane`, `kvlane serve --worker-urls ...`."""
     engines = [Vllm(0), Vllm(1)]
     start(engines)
-    bin, port = environment(), free_port()
-    install_s = installed(bin, wheel)
+    port = free_port()
+    program, install_s = installed(home, wheel)
     began = time.monotonic()
-    urls = [engine.url for engine in engines]
-    Process("kvlane-first", [bin / "kvlane", "serve", "--port", str(port), "--worker-urls", *urls])
-    answer = until("a request is answered", lambda: answered(port))
-    serve_s = time.monotonic() - began
-    by = answer.headers["x-router-backend"]
-    print(f"pip install {install_s:.1f} s, kvlane serve until the answer of {by} {serve_s:.1f} s; together {install_s + serve_s:.1f} s")
-    kill_all()
+    Process("kvlane-first", [program, "serve", "--port", str(port), "--worker-urls", *[engine.url for engine in engines]])
+    by = until("a request is answered", lambda: answered(port)).headers["x-router-backend"]
+    tell(install_s, time.monotonic() - began, f"kvlane serve until the answer of {by}")
 
 
-def demo(wheel):
+def demo(home, wheel):
     """Two commands: `pip install kvlane`, `kvlane demo`."""
-    bin = environment()
-    install_s = installed(bin, wheel)
+    program, install_s = installed(home, wheel)
     began = time.monotonic()
-    shown = subprocess.run([bin / "kvlane", "demo"], check=True, capture_output=True, text=True, cwd=bin.parent)
-    demo_s = time.monotonic() - began
-    rows = len(re.findall(r"^ *(?:round_robin|fleet_cost|\w+_\w+) ", shown.stdout, re.M))
-    print(f"pip install {install_s:.1f} s, kvlane demo {demo_s:.1f} s ({rows} rows); together {install_s + demo_s:.1f} s")
+    subprocess.run([program, "demo"], check=True, stdout=subprocess.DEVNULL, cwd=home)
+    tell(install_s, time.monotonic() - began, "kvlane demo")
+
+
+def tell(install_s, then_s, what):
+    print(f"pip install {install_s:.1f} s, {what} {then_s:.1f} s; together {install_s + then_s:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    wheel = sys.argv[1]
-    try:
-        demo(wheel)
-        first_request(wheel)
-    finally:
-        kill_all()
+    for step in (demo, first_request):
+        with tempfile.TemporaryDirectory() as home:
+            step(home, sys.argv[1])
+            kill_all()
