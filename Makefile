@@ -80,6 +80,7 @@ e2e-vllm: cargo
 	e2e/.work/venv/bin/python e2e/vllm/test_kv_events.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
+	e2e/.work/venv/bin/python e2e/vllm/test_images.py -v
 
 # The catalogue of models and every path of docs/apis.md, on three vLLM servers: one with adapters, one that embeds.
 e2e-models: cargo

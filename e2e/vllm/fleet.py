@@ -11,13 +11,14 @@ class Vllm(Engine):
     """One vLLM server. `wait_ready` before use."""
 
     context_tokens = 16_384
+    weights = "model"
 
     def __init__(self, number, port=None):
         self.number, self.port = number, port or free_port()
         super().__init__(
             f"vllm-{number}",
             [
-                "nice", "-n", "5", str(WORK / "venv" / "bin" / "vllm"), "serve", str(WORK / "model"),
+                "nice", "-n", "5", str(WORK / "venv" / "bin" / "vllm"), "serve", str(WORK / self.weights),
                 "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port),
                 "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(self.context_tokens),
                 "--block-size", str(BLOCK_TOKENS), "--enable-prefix-caching", "--kv-cache-memory-bytes", "256M",

@@ -43,11 +43,12 @@ if ! is installed "$want"; then
     echo "$want" > "$work/installed"
 fi
 
-want=$(cd "$here" && cat requirements.txt tiny_model.py ../words.py | sha256sum | cut -d' ' -f1)
+want=$(cd "$here" && cat requirements.txt tiny_model.py tiny_vision.py ../words.py | sha256sum | cut -d' ' -f1)
 if ! is made "$want"; then
-    rm -rf "$work/made" "$work/model" "$work/model-lora"
-    echo "setup: model"
+    rm -rf "$work/made" "$work/model" "$work/model-lora" "$work/model-vision"
+    echo "setup: models"
     "$bin/python" "$here/tiny_model.py" "$work/model"
+    "$bin/python" "$here/tiny_vision.py" "$work/model-vision"
     echo "$want" > "$work/made"
 fi
 echo "setup: $work is complete"

@@ -9,11 +9,13 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use kvlane_core::block::ChainSeed;
+use kvlane_fleet::clock::date;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::tokenize::threads::{Job, TokenThreads};
 use kvlane_fleet::tokenize::{Counted, Counting, Local};
 use kvlane_http::client::ask;
 use kvlane_http::connections::Connections;
+use kvlane_tokens::Unknown;
 use kvlane_wire::api::Api;
 use kvlane_wire::engine;
 use tokio::sync::oneshot;
@@ -45,13 +47,44 @@ pub(super) async fn count(
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
     match &question.pool.counting {
-        Counting::Local(local) => count_here(&proxy.fleet.tokenizers.threads, local, question).await,
+        Counting::Local(local) => count_here(proxy, upstreams, local, question).await,
         Counting::Engine => ask_engine(proxy, upstreams, question).await,
         Counting::Estimate => Err("estimate"),
     }
 }
 
-async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'_>) -> Result<Counted, Why> {
+/// How many images of new sizes an engine is asked about for one request.
+const NEW_IMAGES_MAX: usize = 4;
+
+async fn count_here(
+    proxy: &Proxy,
+    upstreams: &Arc<Connections>,
+    local: &Local,
+    question: &Question<'_>,
+) -> Result<Counted, Why> {
+    let mut asked = 0;
+    loop {
+        match count_once(&proxy.fleet.tokenizers.threads, local, question).await? {
+            Ok(counted) => return Ok(counted),
+            Err(Unknown::NewImage(image)) if asked < NEW_IMAGES_MAX => {
+                asked += 1;
+                let body = Bytes::from(image.question(&question.pool.model).to_string());
+                let answer = tokens_of(proxy, upstreams, question, &body).await?;
+                local.tokenizer.learn_image(&image, &answer, date());
+            }
+            Err(unknown) => {
+                tracing::debug!(model = question.pool.model, %unknown, "prompt tokens estimated");
+                return Err(unknown.name());
+            }
+        }
+    }
+}
+
+async fn count_once(
+    threads: &TokenThreads,
+    local: &Local,
+    question: &Question<'_>,
+) -> Result<Result<Counted, Unknown>, Why> {
     let (answer, answered) = oneshot::channel();
     let job = Job {
         tokenizer: Arc::clone(&local.tokenizer),
@@ -59,6 +92,7 @@ async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'
         body: Bytes::clone(question.body),
         seed: question.seed,
         apart: question.apart,
+        root: local.root.clone(),
         block_tokens: question.pool.router.block_tokens(),
         answer,
     };
@@ -66,11 +100,7 @@ async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'
         return Err("queue_full");
     }
     match timeout_at(question.deadline, answered).await {
-        Ok(Ok(Ok(counted))) => Ok(counted),
-        Ok(Ok(Err(unknown))) => {
-            tracing::debug!(model = question.pool.model, %unknown, "prompt tokens estimated");
-            Err(unknown.name())
-        }
+        Ok(Ok(counted)) => Ok(counted),
         Ok(Err(_)) | Err(_) => Err("timeout"),
     }
 }
@@ -78,17 +108,28 @@ async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'
 /// Largest response, in bytes: a million tokens of seven digits and a comma.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Asks the pool's workers, in turn.
 async fn ask_engine(
     proxy: &Proxy,
     upstreams: &Arc<Connections>,
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
-    let pool = question.pool;
-    let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&pool.model));
+    let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&question.pool.model));
     if !tokenize.apis.contains(&question.api) {
         return Err("api");
     }
+    let tokens = tokens_of(proxy, upstreams, question, question.body).await?;
+    Ok(Counted::of(question.seed, &tokens, question.pool.router.block_tokens()))
+}
+
+/// The tokens that one of the pool's workers, in turn, tells of a body.
+async fn tokens_of(
+    proxy: &Proxy,
+    upstreams: &Arc<Connections>,
+    question: &Question<'_>,
+    body: &Bytes,
+) -> Result<Vec<u32>, Why> {
+    let pool = question.pool;
+    let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&pool.model));
     let turn = proxy.fleet.tokenizers.turn.fetch_add(1, Ordering::Relaxed);
     let endpoint = pool.router.read(|scheduler| {
         let eligible = scheduler.pool().eligible().count();
@@ -101,19 +142,11 @@ async fn ask_engine(
         .tokens
         .engine_timeout
         .min(question.deadline.saturating_duration_since(Instant::now()));
-    let asked = ask(
-        upstreams,
-        &worker.worker.upstream,
-        &Method::POST,
-        tokenize.path,
-        question.body,
-        limit,
-        ANSWER_BYTES_MAX,
-    );
+    let asked =
+        ask(upstreams, &worker.worker.upstream, &Method::POST, tokenize.path, body, limit, ANSWER_BYTES_MAX);
     match asked.await {
         Ok((StatusCode::OK, answer)) => {
-            let counted = (tokenize.parse)(&answer).map_err(|_| "engine_garbage")?;
-            Ok(Counted::of(question.seed, &counted.tokens, pool.router.block_tokens()))
+            (tokenize.parse)(&answer).map(|told| told.tokens).map_err(|_| "engine_garbage")
         }
         Ok(_) => Err("engine_refused"),
         Err(problem) => {

@@ -16,6 +16,7 @@ pub mod bpe;
 mod encode;
 mod json;
 mod load;
+mod media;
 mod prompt;
 mod python;
 mod request;
@@ -25,7 +26,8 @@ mod tiktoken;
 mod tokenizer;
 mod unknown;
 
-pub use prompt::{Prompt, UnixTime};
+pub use media::NewImage;
+pub use prompt::{Placed, Prompt, UnixTime};
 pub use source::{Config, ContentFormat, LoadError, Source};
 pub use tokenizer::{Cut, Stats, Tokenizer};
 pub use unknown::Unknown;

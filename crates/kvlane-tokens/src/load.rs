@@ -43,13 +43,18 @@ pub(crate) struct Loaded {
     pub(crate) vocab_size: usize,
     /// The engine's renderer for this model, if the engine renders its conversations without a template.
     pub(crate) engine_renders: Option<&'static str>,
+    /// The token that the template prints for an image, if the model takes images.
+    pub(crate) image_token: Option<u32>,
 }
 
 /// The files of a model's directory.
 struct Files {
     dir: PathBuf,
     tokenizer: PathBuf,
+    /// `tokenizer_config.json`.
     config: Value,
+    /// `config.json`.
+    model: Value,
     specials_map: Value,
 }
 
@@ -76,7 +81,8 @@ pub(crate) fn load(source: &Source, config: &Config) -> Result<Loaded, LoadError
         tool_template,
         specials,
         vocab_size: read.vocab_size,
-        engine_renders: files.engine_renders()?,
+        engine_renders: files.engine_renders(),
+        image_token: files.image_token(),
     })
 }
 
@@ -93,7 +99,8 @@ impl Files {
         };
         let config = json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
         let specials_map = json(&dir.join("special_tokens_map.json"))?.unwrap_or(Value::Null);
-        Ok(Files { dir, tokenizer, config, specials_map })
+        let model = json(&dir.join("config.json"))?.unwrap_or(Value::Null);
+        Ok(Files { dir, tokenizer, config, model, specials_map })
     }
 
     /// Named special tokens, each a string or an object with a content.
@@ -292,9 +299,14 @@ impl Files {
         Ok((compiled("default")?, compiled("tool_use")?))
     }
 
-    fn engine_renders(&self) -> Result<Option<&'static str>, LoadError> {
-        let config = json(&self.dir.join("config.json"))?.unwrap_or(Value::Null);
-        let architectures = config["architectures"].as_array().map(Vec::as_slice).unwrap_or_default();
+    /// `image_token_id` (Qwen, GLM, Idefics) or `image_token_index` (Llava, Pixtral, Llama 4).
+    fn image_token(&self) -> Option<u32> {
+        let id = self.model["image_token_id"].as_u64().or_else(|| self.model["image_token_index"].as_u64());
+        id.and_then(|id| u32::try_from(id).ok())
+    }
+
+    fn engine_renders(&self) -> Option<&'static str> {
+        let architectures = self.model["architectures"].as_array().map(Vec::as_slice).unwrap_or_default();
         let by_architecture = ENGINE_RENDERS
             .iter()
             .find(|(name, _)| architectures.iter().any(|architecture| architecture == name))
@@ -307,7 +319,7 @@ impl Files {
             let tokenizer = |name: &String| name == "tekken.json" || name.starts_with("tokenizer.model.v");
             (names.iter().any(weights) && names.iter().any(tokenizer)).then_some("mistral")
         };
-        Ok(by_architecture.or_else(mistral))
+        by_architecture.or_else(mistral)
     }
 }
 

@@ -8,6 +8,7 @@ use minijinja::Value;
 use crate::encode::Encoder;
 use crate::json::{Json, Map};
 use crate::load::{Loaded, load};
+use crate::media::{Image, Images, NewImage};
 use crate::prompt::{Prompt, UnixTime};
 use crate::python::is_space;
 use crate::request::{Chat, Reading, Request, Shape, Side, Truncate, Wants, conversation, read};
@@ -27,6 +28,7 @@ pub struct Tokenizer {
     specials: Vec<(&'static str, String)>,
     vocab_size: usize,
     engine_renders: Option<&'static str>,
+    images: Option<Images>,
     reading: Reading,
 }
 
@@ -60,7 +62,7 @@ pub struct Stats {
 enum Text<'a> {
     Ids(Vec<u32>, Option<Truncate>),
     Plain(std::borrow::Cow<'a, str>, Shape),
-    Rendered(Shape),
+    Rendered(Shape, Vec<Image<'a>>),
     List(Vec<Request<'a>>),
 }
 
@@ -69,14 +71,23 @@ enum Text<'a> {
 impl Tokenizer {
     /// Reads the files of `source` and checks where texts may be cut. Takes about a second for a large vocabulary.
     pub fn load(source: &Source, config: &Config) -> Result<Tokenizer, LoadError> {
-        let Loaded { encoder, template, tool_template, specials, vocab_size, engine_renders } =
+        let Loaded { encoder, template, tool_template, specials, vocab_size, engine_renders, image_token } =
             load(source, config)?;
         let reading = Reading {
             exclude_tools_when_none: config.exclude_tools_when_tool_choice_none,
             ..Reading::default()
         };
-        let mut tokenizer =
-            Tokenizer { encoder, template, tool_template, specials, vocab_size, engine_renders, reading };
+        let images = image_token.map(Images::new);
+        let mut tokenizer = Tokenizer {
+            encoder,
+            template,
+            tool_template,
+            specials,
+            vocab_size,
+            engine_renders,
+            images,
+            reading,
+        };
         // Without a template vLLM merges system messages, to be safe.
         let system_first = tokenizer.templates().any(|template| template.system_first);
         tokenizer.reading.system_first = system_first;
@@ -92,11 +103,19 @@ impl Tokenizer {
     /// Why the engine's tokens cannot be determined here.
     pub fn prompt(&self, api: Api, body: &[u8], now: UnixTime, out: &mut Prompt) -> Result<(), Unknown> {
         out.clear();
-        let Prompt { tokens, reused_tokens, text, apart, other_tokens } = out;
-        let of_text = self.text_of(api, body, now, text)?;
+        let Prompt { tokens, reused_tokens, text, apart, other_tokens, root, placed } = out;
+        let mut of_text = self.text_of(api, body, now, text)?;
+        let images = match &mut of_text {
+            Text::Rendered(_, images) => std::mem::take(images),
+            _ => Vec::new(),
+        };
         let Text::List(prompts) = of_text else {
             *reused_tokens = self.encode(of_text, text, *apart, tokens)?;
-            return Ok(());
+            return match &self.images {
+                _ if images.is_empty() => Ok(()),
+                Some(known) => known.expand(&images, root.as_deref().unwrap_or_default(), tokens, placed),
+                None => Err(Unknown::Media("images: the model's config.json names no token for them")),
+            };
         };
         let mut prompts = prompts.into_iter();
         for first in prompts.by_ref().take(1) {
@@ -127,7 +146,7 @@ impl Tokenizer {
             Text::Plain(plain, shape) => {
                 (self.encoder.encode(&plain, shape.add_special, apart, tokens)?, shape)
             }
-            Text::Rendered(shape) => {
+            Text::Rendered(shape, _) => {
                 (self.encoder.encode(rendered, shape.add_special, apart, tokens)?, shape)
             }
             Text::List(_) => return Err(Unknown::Body("a list of lists of prompts".into())),
@@ -136,6 +155,16 @@ impl Tokenizer {
             self.truncate(truncate, shape.add_special, tokens);
         }
         Ok(reused.min(tokens.len()) as u32)
+    }
+
+    /// Remembers how many tokens an image has: an engine's answer to [`NewImage::question`].
+    pub fn learn_image(&self, image: &NewImage, answer: &[u32], now: UnixTime) {
+        let Some(images) = &self.images else { return };
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        let body = image.question("").to_string();
+        let ours = self.text_of(Api::ChatCompletions, body.as_bytes(), now, &mut text);
+        let ours = ours.and_then(|ours| self.encode(ours, &text, 0, &mut tokens));
+        images.learn(image, if ours.is_ok() { &tokens } else { &[] }, answer);
     }
 
     /// The text that the engine would encode for a request to `api`; empty if the prompt is given as ids.
@@ -205,15 +234,18 @@ impl Tokenizer {
             Request::Text(text, shape) => Text::Plain(text, shape),
             Request::Chat(chat) => {
                 let shape = chat.shape;
-                self.chat(*chat, now, out)?;
-                Text::Rendered(shape)
+                let images = self.chat(*chat, now, out)?;
+                if !images.is_empty() && shape.truncate.is_some() {
+                    return Err(Unknown::Field("truncate_prompt_tokens"));
+                }
+                Text::Rendered(shape, images)
             }
             Request::List(prompts) => Text::List(prompts),
         })
     }
 
-    /// Renders a conversation.
-    fn chat(&self, chat: Chat<'_>, now: UnixTime, out: &mut String) -> Result<(), Unknown> {
+    /// Renders a conversation; returns its images.
+    fn chat<'a>(&self, chat: Chat<'a>, now: UnixTime, out: &mut String) -> Result<Vec<Image<'a>>, Unknown> {
         if let Some(renderer) = self.engine_renders {
             return Err(Unknown::EngineRenders(renderer));
         }
@@ -221,10 +253,9 @@ impl Tokenizer {
             Some(template) if chat.tools.is_some() => template,
             _ => self.template.as_ref().ok_or(Unknown::NoTemplate)?,
         };
-        let mut messages = conversation(
-            chat.messages,
-            Wants::new(template.content, template.developer, chat.calls_as_they_are),
-        )?;
+        let mut images = Vec::new();
+        let wants = Wants::new(template.content, template.developer, chat.calls_as_they_are);
+        let mut messages = conversation(chat.messages, wants, &mut images)?;
         let ending = if chat.continue_final_message {
             if chat.add_generation_prompt {
                 return Err(Unknown::Refused(
@@ -257,7 +288,7 @@ impl Tokenizer {
         if let Some(ending) = ending {
             end_at_mark(&ending, out)?;
         }
-        Ok(())
+        Ok(images)
     }
 
     /// Keeps the requested number of tokens. If a side is given, all tokens are cut there; otherwise the tokenizer

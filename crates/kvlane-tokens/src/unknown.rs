@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
+use crate::media::NewImage;
+
 /// Why a request's tokens cannot be determined. The caller estimates them. The request itself may be invalid only for
 /// [`Unknown::Body`] and [`Unknown::Refused`], and even then the engine decides.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -30,6 +32,9 @@ pub enum Unknown {
     /// The prompt contains content other than text.
     #[error("only the engine can count the tokens of {0}")]
     Media(&'static str),
+    /// An image of a size that no engine has been asked about yet.
+    #[error("no engine has been asked about the tokens of an image of this size")]
+    NewImage(Box<NewImage>),
     /// A field affects the prompt in an unsupported way.
     #[error("field {0} affects the prompt in an unsupported way")]
     Field(&'static str),
@@ -52,6 +57,7 @@ impl Unknown {
             Unknown::Template(_) => "template",
             Unknown::Limit(_) => "limit",
             Unknown::Media(_) => "media",
+            Unknown::NewImage(_) => "new_image",
             Unknown::Field(_) => "field",
             Unknown::EngineRenders(_) => "engine_renders",
             Unknown::Tokenizer(_) => "tokenizer",

@@ -38,11 +38,14 @@ pub enum Counting {
 }
 
 /// A tokenizer and its files.
+#[derive(Clone)]
 pub struct Local {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The file it was loaded from.
     pub path: PathBuf,
+    /// Where the pool's engines say that the model's weights are.
+    pub root: Option<Arc<str>>,
 }
 
 /// A tokenizer's path, and that of its chat template if that is another.
@@ -155,7 +158,7 @@ impl Tokenizers {
             cut = ?tokenizer.cut(),
             "tokenizer loaded"
         );
-        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path });
+        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path, root: None });
         loaded.insert(key, Arc::clone(&local));
         Ok(local)
     }
@@ -179,7 +182,13 @@ impl Tokenizers {
         model: &str,
         places: &Places,
     ) {
-        let counting = self.counting_of(tokens, plan(tokens, pools, model), model, places);
+        let counting = match self.counting_of(tokens, plan(tokens, pools, model), model, places) {
+            Counting::Local(local) => {
+                let root = places.root.as_deref().map(Arc::from);
+                Counting::Local(Arc::new(Local { root, ..(*local).clone() }))
+            }
+            other => other,
+        };
         self.settled().entry(model.to_owned()).or_insert(counting);
     }
 

@@ -35,6 +35,8 @@ pub struct Job {
     pub seed: ChainSeed,
     /// The tenant whose cached encodings may be used.
     pub apart: u64,
+    /// The engine's name for the model's weights, which is part of the names of images.
+    pub root: Option<Arc<str>>,
     /// Tokens per block.
     pub block_tokens: u32,
     /// Receives the result.
@@ -147,8 +149,9 @@ impl Job {
     fn count(&self, prompt: &mut Prompt) -> Result<Counted, Unknown> {
         prompt.clear();
         prompt.apart = self.apart;
+        prompt.root.clone_from(&self.root);
         self.tokenizer.prompt(self.api, &self.body, date(), prompt)?;
-        Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens).with_others(prompt.other_tokens))
+        Ok(Counted::of_prompt(self.seed, prompt, self.block_tokens))
     }
 }
 
@@ -166,7 +169,17 @@ mod tests {
         let (answer, answered) = oneshot::channel();
         let body = Bytes::from_static(br#"{"model":"m","prompt":"one two three four"}"#);
         let (tokenizer, seed) = (Arc::clone(tokenizer), ChainSeed::new("m", None, None));
-        (Job { tokenizer, api: Api::Completions, body, seed, apart: 0, block_tokens: 2, answer }, answered)
+        let job = Job {
+            tokenizer,
+            api: Api::Completions,
+            body,
+            seed,
+            apart: 0,
+            root: None,
+            block_tokens: 2,
+            answer,
+        };
+        (job, answered)
     }
 
     #[test]

@@ -120,7 +120,11 @@ fn convert<'a>(mut given: Map<'a>, system_first: bool, out: &mut Vec<Json<'a>>) 
                     parts.push(text);
                 }
             }
-            Some("image") => return Err(Unknown::Media("images")),
+            Some("image") => {
+                if let Some(url) = image(&mut block)? {
+                    parts.push(url);
+                }
+            }
             Some("thinking") => {
                 if let Some(Json::Str(text)) = block.take("thinking") {
                     reasoning.get_or_insert_default().push_str(&text);
@@ -162,6 +166,20 @@ fn convert<'a>(mut given: Map<'a>, system_first: bool, out: &mut Vec<Json<'a>>) 
     Ok(())
 }
 
+/// An image as a part of a chat message; none without a source.
+fn image<'a>(block: &mut Map<'a>) -> Result<Option<Json<'a>>, Unknown> {
+    let Some(Json::Map(mut source)) = block.take("source") else { return Ok(None) };
+    let url = match source.str("type") {
+        Some("url") => source.take("url").unwrap_or(Json::text("")),
+        _ => {
+            let kind = source.str("media_type").unwrap_or("image/jpeg");
+            Json::text(format!("data:{kind};base64,{}", source.str("data").unwrap_or_default()))
+        }
+    };
+    let part = vec![("type".into(), Json::text("image_url")), ("image_url".into(), url)];
+    Ok(Some(Json::Map(Map(part))))
+}
+
 fn call(mut block: Map<'_>) -> Result<Json<'_>, Unknown> {
     // Without an id vLLM creates one from the time.
     let Some(id @ Json::Str(_)) = block.take("id").filter(Json::is_truthy) else {
@@ -190,7 +208,7 @@ fn result<'a>(mut block: Map<'a>, out: &mut Vec<Json<'a>>) -> Result<(), Unknown
         ];
         Json::Map(Map(entries))
     };
-    let mut references = Vec::new();
+    let (mut references, mut images) = (Vec::new(), Vec::new());
     let text = match block.take("content") {
         Some(text @ Json::Str(_)) => text,
         Some(Json::List(items)) => {
@@ -199,7 +217,7 @@ fn result<'a>(mut block: Map<'a>, out: &mut Vec<Json<'a>>) -> Result<(), Unknown
                 let Json::Map(mut item) = item else { continue };
                 match item.str("type") {
                     Some("text") => texts.push(item.str("text").unwrap_or_default().to_owned()),
-                    Some("image") => return Err(Unknown::Media("images")),
+                    Some("image") => images.extend(image(&mut item)?),
                     Some("tool_reference") => {
                         if let Some(name) = item.take("tool_name").or_else(|| item.take("name")) {
                             references.push(Json::Map(Map(vec![
@@ -216,6 +234,9 @@ fn result<'a>(mut block: Map<'a>, out: &mut Vec<Json<'a>>) -> Result<(), Unknown
         _ => Json::text(""),
     };
     out.push(tool(text));
+    if !images.is_empty() {
+        out.push(message("user", Json::List(images)));
+    }
     if !references.is_empty() {
         out.push(tool(Json::List(references)));
     }

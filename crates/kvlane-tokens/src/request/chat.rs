@@ -52,6 +52,11 @@ pub(super) fn read<'a>(mut body: Map<'a>, kind: Kind, reading: Reading) -> Resul
     if body.some("chat_template").is_some() {
         return Err(Unknown::Field("chat_template"));
     }
+    for field in ["mm_processor_kwargs", "media_io_kwargs"] {
+        if body.some(field).is_some() {
+            return Err(Unknown::Field(field));
+        }
+    }
     let shape = shape(&body, false)?;
     let completion = kind == Kind::Completion;
     if completion && let Some(ids) = forwarded_ids(&body)? {

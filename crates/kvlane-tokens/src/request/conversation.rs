@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use crate::json::{Json, Map, parse};
+use crate::media::Image;
 use crate::source::ContentFormat;
 use crate::unknown::Unknown;
 
@@ -31,12 +32,16 @@ impl Wants {
     }
 }
 
-/// The messages in the form for the template.
-pub(crate) fn conversation<'a>(messages: Vec<Json<'a>>, wants: Wants) -> Result<Vec<Map<'a>>, Unknown> {
+/// The messages in the form for the template; their images are added to `images`.
+pub(crate) fn conversation<'a>(
+    messages: Vec<Json<'a>>,
+    wants: Wants,
+    images: &mut Vec<Image<'a>>,
+) -> Result<Vec<Map<'a>>, Unknown> {
     let mut out = Vec::with_capacity(messages.len());
     for message in messages {
         let Json::Map(message) = message else { return Err(missing("messages")) };
-        out.push(one(message, wants)?);
+        out.push(one(message, wants, images)?);
     }
     if !wants.developer && out.iter().any(|message| message.str("role") == Some("developer")) {
         out = developer_to_system(out);
@@ -44,7 +49,7 @@ pub(crate) fn conversation<'a>(messages: Vec<Json<'a>>, wants: Wants) -> Result<
     Ok(out)
 }
 
-fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
+fn one<'a>(mut message: Map<'a>, wants: Wants, images: &mut Vec<Image<'a>>) -> Result<Map<'a>, Unknown> {
     let Some(Json::Str(role)) = message.take("role") else {
         return Err(Unknown::Body("a message without a role".into()));
     };
@@ -63,6 +68,14 @@ fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
                 Some(text) => parts.push(if wants.parts { text_part(text) } else { Json::Str(text) }),
                 None => continue,
             },
+            Some(Part::Image(_)) if !wants.parts => {
+                return Err(Unknown::Media("images in front of a template that takes text"));
+            }
+            Some(Part::Image(image)) => {
+                structured = true;
+                images.push(image);
+                parts.push(Json::Map(Map(vec![("type".into(), Json::text("image"))])));
+            }
             Some(Part::Other(part)) => {
                 structured = true;
                 parts.push(part);
@@ -110,6 +123,7 @@ fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
 
 enum Part<'a> {
     Text(Cow<'a, str>),
+    Image(Image<'a>),
     Other(Json<'a>),
 }
 
@@ -134,9 +148,10 @@ fn part_of<'a>(part: Json<'a>, as_part: bool) -> Result<Option<Part<'a>>, Unknow
                 Part::Text(name)
             }));
         }
-        Some("image_url" | "input_image" | "image_pil" | "image_embeds") => {
-            return Err(Unknown::Media("images"));
+        Some("image_url" | "input_image") => {
+            return Image::of_part(&mut part).map(|image| Some(Part::Image(image)));
         }
+        Some("image_pil" | "image_embeds") => return Err(Unknown::Media("embeddings of images")),
         Some("input_audio" | "audio_url" | "audio_embeds") => return Err(Unknown::Media("audio inputs")),
         Some("video_url" | "video_embeds") => return Err(Unknown::Media("videos")),
         Some("prompt_embeds") => return Err(Unknown::Media("prompt embeddings")),
@@ -280,7 +295,7 @@ mod tests {
     fn shown(messages: &str, parts: bool) -> String {
         let Json::List(messages) = parse(messages).expect("JSON") else { panic!("a list") };
         let wants = Wants { parts, developer: false, calls_as_they_are: false };
-        let messages = conversation(messages, wants).expect("a conversation");
+        let messages = conversation(messages, wants, &mut Vec::new()).expect("a conversation");
         let value = Json::List(messages.into_iter().map(Json::Map).collect()).into_value();
         let mut out = String::new();
         Dumps::default().write(&value, &mut out).expect("JSON");

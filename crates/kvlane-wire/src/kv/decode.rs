@@ -488,8 +488,7 @@ impl<'a, 'b> Reader<'a, 'b> {
                 continue;
             }
             let begins = block == self.blocks_start && self.parent.is_none();
-            let (mut adapter, mut text) = (self.lora_name, None);
-            let (mut others, mut content) = (0, self.batch.blocks[block].1);
+            let (mut adapter, mut content) = (self.lora_name, self.batch.blocks[block].1);
             for _ in 0..scanner.array()? {
                 let start = scanner.at();
                 let item = match scanner.peek()? {
@@ -500,14 +499,12 @@ impl<'a, 'b> Reader<'a, 'b> {
                     adapter = None;
                     continue;
                 }
-                others += 1;
-                text = item;
-                content = content.with(scanner.since(start));
+                match item {
+                    Some(salt) if begins => self.salt = Some(salt),
+                    _ => content = content.with(scanner.since(start)),
+                }
             }
-            match text {
-                Some(salt) if begins && others == 1 => self.salt = Some(salt),
-                _ => self.batch.blocks[block].1 = content,
-            }
+            self.batch.blocks[block].1 = content;
         }
         Ok(())
     }

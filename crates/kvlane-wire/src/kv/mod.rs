@@ -7,10 +7,12 @@
 
 mod batch;
 mod decode;
+mod image;
 pub mod version;
 
 pub use batch::{Batch, Event, Ignored, Linked, Linker, Stored};
 pub use decode::{BLOCK_TOKENS_MAX, DecodeError, EVENTS_MAX, NAMES_MAX, PAYLOAD_MAX, decode};
+pub use image::image_key;
 
 #[cfg(doc)]
 use kvlane_core::event::KvEvent;

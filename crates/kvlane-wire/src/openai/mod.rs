@@ -16,6 +16,7 @@ mod fields;
 use std::borrow::Cow;
 
 use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_128;
 
 pub use self::agent_hints::AgentHints;
 use self::fields::{Field, SHARED, prompt_fields};
@@ -30,6 +31,12 @@ pub const SESSION_BYTES_MAX: usize = 256;
 
 /// Bytes of a prompt without messages that stand for its conversation.
 const OPENING_BYTES: usize = 256;
+/// Where a content part has a file, in base64 or behind a URL.
+const FILE_KEYS: [&str; 7] =
+    ["image_url", "source", "input_audio", "audio_url", "video_url", "file", "file_data"];
+/// Bytes that stand for a longer file: 1,024 tokens, an image of about 0.8 megapixels in Qwen's models (28 x 28 pixels a
+/// token).
+const FILE_BYTES: usize = 4096;
 /// Start of a message.
 const MESSAGE: u8 = 0xFF;
 /// Start of the tool list.
@@ -455,7 +462,7 @@ impl<'a> Reader<'a, '_> {
     fn content(&mut self) -> Result<(), ParseError> {
         match self.scanner.peek()? {
             Kind::String => self.scanner.string_into(self.out)?,
-            Kind::Object => self.part()?,
+            Kind::Object => self.part(false)?,
             Kind::Array => {
                 let begin = self.out.len();
                 let mut walk = self.scanner.array()?;
@@ -467,7 +474,7 @@ impl<'a> Reader<'a, '_> {
                     let text = self.out.len();
                     match self.scanner.peek()? {
                         Kind::String => self.scanner.string_into(self.out)?,
-                        Kind::Object => self.part()?,
+                        Kind::Object => self.part(false)?,
                         _ => self.scanner.compact(self.out)?,
                     }
                     if self.out[text..].starts_with(ATTRIBUTION) {
@@ -480,9 +487,9 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// One content part: its text if it has one, so that a part and a plain string render equally, otherwise the whole
-    /// part.
-    fn part(&mut self) -> Result<(), ParseError> {
+    /// One content part, or one `within` a tool's result: its text if it has one, so that a part and a plain string render
+    /// equally, otherwise the whole part.
+    fn part(&mut self, within: bool) -> Result<(), ParseError> {
         let start = self.out.len();
         let mut is_text = false;
         self.out.push(b'{');
@@ -499,13 +506,39 @@ impl<'a> Reader<'a, '_> {
                 self.out.push(b'"');
                 self.out.extend_from_slice(key.as_bytes());
                 self.out.push(crate::json::STRING_END);
+                let value = self.out.len();
+                if key == "content" && !within && self.scanner.peek()? == Kind::Array {
+                    let mut walk = self.scanner.array()?;
+                    while walk.item(&mut self.scanner)? {
+                        self.out.push(NEXT);
+                        match self.scanner.peek()? {
+                            Kind::Object => self.part(true)?,
+                            _ => self.scanner.compact(self.out)?,
+                        }
+                    }
+                    continue;
+                }
                 self.scanner.compact(self.out)?;
+                if FILE_KEYS.contains(&&*key) {
+                    self.shorten(value);
+                }
             }
         }
         if !is_text {
             self.out.push(b'}');
         }
         Ok(())
+    }
+
+    /// What is rendered since `start` is a file, if it is as long as one: it counts as an image does, and not by the bytes
+    /// of its base64. Its hash stands for its contents.
+    fn shorten(&mut self, start: usize) {
+        if self.out.len() - start > FILE_BYTES {
+            let hash = xxh3_128(&self.out[start..]);
+            self.out.truncate(start);
+            self.out.extend_from_slice(&hash.to_le_bytes());
+            self.out.resize(start + FILE_BYTES, b' ');
+        }
     }
 
     /// One prompt or a batch, as text or token ids. `lead` writes a mark before the first one as well.
@@ -516,7 +549,7 @@ impl<'a> Reader<'a, '_> {
         }
         match self.scanner.peek()? {
             Kind::String => return self.scanner.string_into(self.out).map(|()| 1).map_err(Into::into),
-            Kind::Object => return self.part().map(|()| 1),
+            Kind::Object => return self.part(false).map(|()| 1),
             Kind::Array => {}
             _ => return Err(wrong),
         }
@@ -536,7 +569,7 @@ impl<'a> Reader<'a, '_> {
             in_ids = kind == Kind::Number;
             match kind {
                 Kind::String => self.scanner.string_into(self.out)?,
-                Kind::Object => self.part()?,
+                Kind::Object => self.part(false)?,
                 Kind::Number => self.token_id(field)?,
                 Kind::Array => {
                     let mut ids = self.scanner.array()?;
@@ -859,6 +892,29 @@ mod tests {
         renderings.sort();
         renderings.dedup();
         assert_eq!(renderings.len(), bodies.len());
+    }
+
+    #[test]
+    fn a_file_counts_as_an_image_does_and_its_contents_show() {
+        let file = |byte: &str| byte.repeat(1_000_000);
+        let part = |data: &str| {
+            format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{data}"}}}}"#)
+        };
+        let own =
+            |data: &str| chat(&format!(r#"{{"messages":[{{"role":"user","content":[{}]}}]}}"#, part(data)));
+        let (one, other) = (own(&file("a")), own(&file("b")));
+        assert_eq!((one.len(), one == other), (other.len(), false));
+        assert!((FILE_BYTES..FILE_BYTES + 64).contains(&one.len()), "{}", one.len());
+        // In a tool's result, as Anthropic's clients send screenshots; a long text there stays a text.
+        let result = |content: &str| {
+            let part = format!(r#"{{"type":"tool_result","tool_use_id":"1","content":{content}}}"#);
+            chat(&format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#)).len()
+        };
+        let shot = format!(r#"[{{"type":"image","source":{{"type":"base64","data":"{}"}}}}]"#, file("a"));
+        assert!((FILE_BYTES..FILE_BYTES + 128).contains(&result(&shot)));
+        let text = file("a");
+        assert!(result(&format!("\"{text}\"")) > 1_000_000);
+        assert!(result(&format!(r#"[{{"type":"text","text":"{text}"}}]"#)) > 1_000_000);
     }
 
     #[test]
