@@ -21,7 +21,7 @@ pub fn image_key(name: &str, offset: i64, out: &mut Vec<u8>) {
     out.extend_from_slice(name.as_bytes());
     // The shortest form, as msgspec writes numbers.
     match offset {
-        0..128 | -32..0 => out.push(offset as u8),
+        -32..128 => out.push(offset as u8),
         128..256 => out.extend([0xcc, offset as u8]),
         -128..0 => out.extend([0xd0, offset as u8]),
         256..65_536 => {
