@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
-	e2e-python e2e-models e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
+	e2e-python e2e-models e2e-litellm e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under four policies.
@@ -121,6 +121,13 @@ e2e-sdk: cargo
 	e2e/venv.sh sdk
 	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
+
+# LiteLLM's library, unmodified, through the gateway in front of two vLLM servers (what e2e-vllm needs, and 100 MB from PyPI).
+e2e-litellm: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/venv.sh litellm
+	e2e/.work/litellm/bin/python e2e/litellm/test_litellm.py -v
 
 # The Python package's wheel, with the module and the program, into target/wheels (python3.10; maturin from PyPI if it is missing).
 # PROFILE=dev builds quickly.

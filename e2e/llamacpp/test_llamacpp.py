@@ -12,6 +12,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import rows
 from conversations import Conversation, asked, at_once, one_by_one, text
 from engines import MODEL, WORK, Engine, Gateway, free_port, request, start, until
 
@@ -94,6 +95,21 @@ class Answers(WithGateway):
         ours, theirs = (request(port, "/v1/chat/completions", body) for port in (self.gateway.port, servers[0].port))
         self.assertGreaterEqual(ours.status, 400)
         self.assertEqual((ours.status, ours.body), (theirs.status, theirs.body))
+
+
+class Apis(WithGateway):
+    def test_every_row_of_llama_cpp(self):
+        embeds = Llama(len(servers), "--embeddings", "--pooling", "mean")
+        self.addCleanup(embeds.stop)
+        start([embeds])
+        before = Gateway([embeds], "cache_aware", name="kvlane-embeds")
+        self.addCleanup(before.stop)
+        taken = {}
+        for server, gateway in [(servers[0], self.gateway), (embeds, before)]:
+            with self.subTest(server=server.name):
+                taken[server.name] = rows.check(self, "llama.cpp", server.port, gateway, MODEL)
+        print({name: f"{took} of {count} taken" for name, (count, took) in taken.items()}, flush=True)
+        self.assertTrue(all(took > 10 for _, took in taken.values()), taken)
 
 
 class Caches(WithGateway):

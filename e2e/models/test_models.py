@@ -1,5 +1,5 @@
-"""The catalogue of models and the engines' APIs, in front of real vLLM servers: two generate, of which one has adapters,
-and one embeds.
+"""The catalogue of models, the engines' APIs, and adapters that kvlane has them load, in front of real vLLM servers: two
+generate, of which one has adapters, and one embeds.
 
     e2e/vllm/setup.sh && e2e/.work/venv/bin/python e2e/models/test_models.py -v
 """
@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import anthropic
 import openai
 import rows
-from engines import WORK, Gateway, start, until
+from engines import WORK, Gateway, request, start, until
 from fleet import Vllm
 
 LARGE, SMALL, EMBEDS = "large", "small", "embeds"
@@ -48,7 +48,7 @@ class Named(Vllm):
         return ["--served-model-name", self.serves, *self.more]
 
     def environment(self):
-        return {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+        return {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
     def restarted(self):
         return type(self)(self.number, self.serves, self.more, self.port)
@@ -144,6 +144,39 @@ class OnRealEngines(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError) as refused:
             self.openai.responses.create(model="both", input="more", previous_response_id="resp_of_nobody")
         self.assertEqual(refused.exception.code, "object_not_found")
+
+    def adapters_at(self, engine):
+        """What it lists beside its model."""
+        return {card["id"] for card in request(engine.port, "/v1/models").json()["data"] if card["parent"]}
+
+    def test_adapters_are_loaded_where_the_configuration_asks_and_for_requests(self):
+        named = {
+            name: {"path": str(WORK / "model-lora"), "model": LARGE, "copies": copies}
+            for name, copies in [("kept", 1), ("one", 0), ("two", 0)]
+        }
+        # vLLM reports its slots once it has had a request.
+        body = {"model": LARGE, "prompt": "the river", "max_tokens": 2}
+        self.assertEqual(request(self.large.port, "/v1/completions", body).status, 200)
+        config = WORK / "adapters.yaml"
+        config.write_text(json.dumps({"adapters": {"names": named}}))
+        gateway = Gateway(self.engines, "fleet_cost", "--config", str(config), name="kvlane-loads")
+        self.addCleanup(gateway.stop)
+        self.addCleanup(lambda: [
+            request(self.large.port, "/v1/unload_lora_adapter", {"lora_name": name}) for name in named
+        ])
+        until("the one with a copy is loaded", lambda: "kept" in self.adapters_at(self.large))
+        self.assertEqual(self.adapters_at(self.large), {*ADAPTERS, "kept"})
+        for name in ("kept", "one", "two", "one", "kept"):
+            answer = gateway.ask("/v1/completions", body | {"model": name}, timeout_s=120)
+            self.assertEqual((answer.status, answer.json().get("model")), (200, name), answer.body)
+            self.assertLessEqual({name, "kept"}, self.adapters_at(self.large))
+        # Two slots: each of the others was unloaded for the other one.
+        self.assertEqual(self.adapters_at(self.large), {*ADAPTERS, "kept", "one"})
+        changes = {
+            dict(labels)["outcome"]: count for labels, count in gateway.samples("kvlane_adapter_changes_total").items()
+        }
+        self.assertEqual(changes, {"loaded": 4.0, "unloaded": 2.0})
+        self.assertEqual(gateway.ask("/v1/completions", {"model": "unknown", "prompt": "a"}).status, 404)
 
     def test_z_a_fallback_answers_when_the_engine_is_dead_and_what_it_kept_is_lost(self):
         made = self.openai.responses.create(model=LARGE, input="keep this", max_output_tokens=16)

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import rows
 from conversations import Conversation, Predicting, asked, one_by_one
 from engines import MODEL, WORK, Engine, Gateway, free_port, request, start, until
 from prompts import CHATS, COMPLETIONS
@@ -128,6 +129,13 @@ class Predictions(WithGateway):
                 one = asked(self.gateway, "/v1/chat/completions", salted)
                 self.assertTrue(one.is_right(), one)
                 self.assertEqual(one.cached, full_pages(one.usage["prompt_tokens"]) if turn == "known" else 0, one)
+
+
+class Apis(WithGateway):
+    def test_every_row_of_sglang(self):
+        count, taken = rows.check(self, "SGLang", servers[0].port, self.gateway, MODEL)
+        print(f"{taken} of {count} taken", flush=True)
+        self.assertGreater(taken, 10)
 
 
 class Forgetting(WithGateway):

@@ -50,7 +50,7 @@ def model(words):
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-def adapter(directory, base):
+def adapter(directory, base, rank=RANK):
     """Random, so that keys and values differ from the base model's."""
     directory.mkdir(parents=True, exist_ok=True)
     kv = HIDDEN // HEADS * KV_HEADS
@@ -58,11 +58,11 @@ def adapter(directory, base):
     for layer in range(LAYERS):
         for name, out in [("q_proj", HIDDEN), ("k_proj", kv), ("v_proj", kv)]:
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{prefix}.lora_A.weight"] = 0.1 * torch.randn(RANK, HIDDEN, dtype=torch.bfloat16)
-            weights[f"{prefix}.lora_B.weight"] = 0.1 * torch.randn(out, RANK, dtype=torch.bfloat16)
+            weights[f"{prefix}.lora_A.weight"] = 0.1 * torch.randn(rank, HIDDEN, dtype=torch.bfloat16)
+            weights[f"{prefix}.lora_B.weight"] = 0.1 * torch.randn(out, rank, dtype=torch.bfloat16)
     save_file(weights, directory / "adapter_model.safetensors")
     settings = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": RANK, "lora_alpha": 8,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": rank, "lora_alpha": 8,
         "lora_dropout": 0.0, "bias": "none", "target_modules": ["q_proj", "k_proj", "v_proj"], "inference_mode": True,
     }
     (directory / "adapter_config.json").write_text(json.dumps(settings))

@@ -9,6 +9,7 @@
 //! pool with one of its endpoints. The state's lock is held until the schedulers are updated, so that two concurrent
 //! changes leave both with the same value.
 
+mod adapters;
 mod discovered;
 mod metrics_page;
 mod names;
@@ -161,6 +162,8 @@ impl Controller {
             let (fleet, stop) = (Arc::clone(&fleet), stop.clone());
             async move { stop.run_until_cancelled(empty_pools::call(fleet)).await.unwrap_or_default() }
         });
+        let adapters = Arc::clone(&controller);
+        controller.spawn("adapters".into(), move || Arc::clone(&adapters).keep_adapters());
         controller
     }
 

@@ -60,6 +60,15 @@ pub struct AdapterRow {
     pub reported: Reported,
 }
 
+/// How an adapter is used at an endpoint, for deciding which ones it is to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterUse {
+    /// Requests in flight that use it.
+    pub users: u32,
+    /// Orders adapters by their last use, in one pool; 0: it has not been used.
+    pub used: u64,
+}
+
 /// An adapter that a load would evict.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evicted {
@@ -221,6 +230,18 @@ impl Adapters {
             seen_s: self.seen_s(now),
             load_gap_s: gap_s * self.rows.len() as f64,
         }
+    }
+
+    /// How an adapter is used at an endpoint.
+    pub(crate) fn use_of(&self, endpoint: EndpointId, adapter: AdapterKey) -> AdapterUse {
+        let held =
+            self.slots.get(endpoint).and_then(|slots| slots.held.iter().find(|held| held.adapter == adapter));
+        held.map_or_else(AdapterUse::default, |held| AdapterUse { users: held.users, used: held.used })
+    }
+
+    /// Adapters that an endpoint can have loaded at once, if it has reported that.
+    pub(crate) fn slots_of(&self, endpoint: EndpointId) -> Option<u32> {
+        self.slots.get(endpoint)?.max
     }
 
     fn seen_s(&self, now: Nanos) -> f64 {
@@ -502,6 +523,9 @@ mod tests {
         serve(&mut adapters, 4, 110, (3, 0), 5);
         assert!(!rows(&mut adapters, at(200), 2)[0].loaded, "the first was in use");
         assert!(rows(&mut adapters, at(200), 1)[0].loaded);
+        let used = |n| adapters.use_of(endpoint(0), key(n));
+        assert_eq!((used(1).users, used(3).users, used(2)), (1, 0, AdapterUse::default()));
+        assert!(used(3).used > used(1).used, "it was used later");
         adapters.forget(endpoint(0));
         assert!(!rows(&mut adapters, at(200), 1)[0].loaded);
     }

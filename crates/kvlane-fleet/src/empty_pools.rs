@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
@@ -23,6 +24,8 @@ pub struct EmptyPools {
     state: Mutex<State>,
     /// Woken by the first request that waits for a model.
     begun: Notify,
+    /// Woken by the first request that waits for a name, and by each change of the fleet.
+    moved: Notify,
 }
 
 #[derive(Default)]
@@ -89,6 +92,9 @@ impl EmptyPools {
         let room = state.rooms.entry(Arc::clone(&name));
         let room = room.or_insert_with(|| Room { requests: 0, served: Arc::default() });
         room.requests += 1;
+        if room.requests == 1 {
+            self.moved.notify_one();
+        }
         // Made under the lock, so that no change after this is missed.
         let served = Box::pin(Arc::clone(&room.served).notified_owned());
         drop(state);
@@ -98,6 +104,16 @@ impl EmptyPools {
     /// Waits until a request is the first that waits for a model.
     pub async fn begun(&self) {
         self.begun.notified().await;
+    }
+
+    /// Waits until a request is the first that waits for a name, or the fleet has changed: one task may ask.
+    pub async fn moved(&self) {
+        self.moved.notified().await;
+    }
+
+    /// Whether a request waits for an endpoint that serves this name.
+    pub fn is_awaited(&self, name: &str) -> bool {
+        self.state().rooms.contains_key(name)
     }
 
     /// Wakes all requests, and lets none wait any more: the gateway ends. Returns whether there were any.
@@ -121,6 +137,8 @@ impl EmptyPools {
                 room.served.notify_waiters();
             }
         }
+        drop(state);
+        self.moved.notify_one();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -163,14 +181,24 @@ impl Fleet {
         self.empty_pools.changed(&self.snapshot());
     }
 
-    /// Whether an endpoint is expected for a name that no pool serves: a worker of the configuration has it; or pools
-    /// may be empty for a while, and the configuration names the model, or it has been served.
+    /// Whether an endpoint is expected for a name that no pool serves: a worker of the configuration has it, or it is an
+    /// adapter that is loaded for requests; or pools may be empty for a while, and the configuration names the model, or
+    /// it has been served.
     pub fn expects(&self, name: &str) -> bool {
         let comes_and_goes =
             !self.settings().routing.empty_pool_timeout.is_zero() || !self.discovery.sources().is_empty();
         self.has_configured(name)
+            || self.settings().adapters.names.contains_key(name)
             || comes_and_goes
                 && (self.settings().routing.pools.contains_key(name) || self.empty_pools.has_served(name))
+    }
+
+    /// How long a request for this name waits for an endpoint: that of an adapter for its load, too.
+    pub fn endpoint_timeout(&self, name: &str) -> Duration {
+        let settings = self.settings();
+        let adapters = &settings.adapters;
+        let load = if adapters.names.contains_key(name) { adapters.load_timeout } else { Duration::ZERO };
+        settings.routing.empty_pool_timeout.max(load)
     }
 
     /// The label in metrics of requests for a name: its pool's model, or `other` for names that clients made up.
@@ -178,7 +206,11 @@ impl Fleet {
         if let Some(model) = self.empty_pools.state().served.get(name) {
             return Arc::clone(model);
         }
-        let known = self.has_configured(name) || self.settings().routing.pools.contains_key(name);
+        let settings = self.settings();
+        if let Some(adapter) = settings.adapters.names.get(name) {
+            return adapter.model.as_deref().unwrap_or(name).into();
+        }
+        let known = self.has_configured(name) || settings.routing.pools.contains_key(name);
         if known { name.into() } else { OTHER_NAMES.into() }
     }
 

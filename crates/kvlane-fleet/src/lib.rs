@@ -5,6 +5,7 @@
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
+pub mod adapters;
 pub mod catalogue;
 pub mod clock;
 pub mod decoders;

@@ -7,6 +7,7 @@ use kvlane_core::index::{approx, exact};
 use kvlane_core::{breaker, budget, router, scheduler};
 use kvlane_http::connections::ConnectionsConfig;
 
+use crate::adapters::Adapters;
 use crate::catalogue::ModelSpec;
 use crate::disaggregation::Disaggregation;
 use crate::feed::config::KvEvents;
@@ -20,6 +21,8 @@ use crate::tokenize::Tokens;
 pub struct Settings {
     /// `models`.
     pub models: BTreeMap<String, ModelSpec>,
+    /// `adapters`.
+    pub adapters: Adapters,
     /// `routing`.
     pub routing: Routing,
     /// The timing models that `routing` names.

@@ -18,7 +18,7 @@ fn example(row: &EnginePath) -> String {
 }
 
 fn body_of(row: &EnginePath, method: &str) -> &'static str {
-    if method != "POST" || row.body == Body::Empty { "" } else { BODY }
+    if matches!(method, "GET" | "DELETE") || row.body == Body::Empty { "" } else { BODY }
 }
 
 async fn ask_with(gateway: &TestGateway, method: &str, path: &str, fields: &str, body: &str) -> Reply {
@@ -84,11 +84,15 @@ fn with_keys() -> Config {
     config
 }
 
+/// Invariant: A viewer reads what engines say of themselves, and cannot change them by the same paths.
 #[tokio::test]
-async fn what_is_for_operators_needs_their_role() {
+async fn what_is_for_operators_needs_their_role_and_is_only_read() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(with_keys(), &[&engine]).await;
     for row in rows(Audience::Operators) {
+        // llama.cpp changes its adapters and properties so.
+        let changes = ask_with(&gateway, "POST", row.path, "authorization: Bearer k-viewer\r\n", "{}").await;
+        assert_eq!((changes.status, changes.header("allow")), (405, Some("GET")), "{}", row.path);
         let refused = ask_with(&gateway, "GET", row.path, "authorization: Bearer k-user\r\n", "").await;
         assert_eq!(refused.status, 403, "{}", row.path);
         // With a query, because the fake engine answers the gateway's own questions by itself.

@@ -20,6 +20,7 @@ use kvlane_wire::openai;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::adapters::Adapters;
 use crate::answer::{Answer, Shape};
 use crate::config::Settled;
 use crate::deaths::{ArrivalTime, Ending, Fate};
@@ -44,6 +45,8 @@ const EMBEDDING_DIMENSIONS: u64 = 16;
 /// State of every handler.
 pub(crate) struct Shared {
     pub(crate) config: Settled,
+    /// Those that it lists now.
+    pub(crate) adapters: Adapters,
     /// One for each data-parallel rank.
     pub(crate) drivers: Vec<Arc<Driver>>,
     /// The answer of `/kv_event_sources`.
@@ -75,11 +78,25 @@ impl Shared {
         let Engines { drivers, store, address } = engines;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (unranked, legs, started) = (AtomicUsize::new(0), AtomicU32::new(0), Instant::now());
-        Self { config, drivers, sources, fate, store, kill, address, legs, unranked, created, started }
+        let adapters = Adapters::new(config.loras.clone());
+        Self {
+            config,
+            adapters,
+            drivers,
+            sources,
+            fate,
+            store,
+            kill,
+            address,
+            legs,
+            unranked,
+            created,
+            started,
+        }
     }
 
     /// Seconds since 1970, from one reading of the calendar and a monotonic clock.
-    fn unix_secs(&self) -> u64 {
+    pub(crate) fn unix_secs(&self) -> u64 {
         self.created + self.started.elapsed().as_secs()
     }
 }
@@ -119,6 +136,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
             get(async |State(shared): State<Arc<Shared>>| Json(shared.sources.clone())),
         )
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
         .fallback(async |uri: Uri| ApiError {
             status: StatusCode::NOT_FOUND,
             message: format!("no such path: {}", uri.path()),
@@ -165,7 +184,7 @@ impl Shared {
         let parsed = openai::parse(api, body, &mut rendered).map_err(ApiError::bad_request)?;
         let config = &self.config;
         let model = parsed.model.map_or_else(|| config.names[0].clone(), |model| model.into_owned());
-        let adapter = config.loras.contains(&model).then_some(model.as_str());
+        let adapter = self.adapters.has(&model).then_some(model.as_str());
         if adapter.is_none() && !config.names.contains(&model) {
             let message =
                 format!("The model `{model}` does not exist; this engine serves {}", config.names.join(", "));
@@ -499,8 +518,17 @@ async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
         })
     };
     let bases = config.names.iter().map(|name| model(name, None));
-    let adapters = config.loras.iter().map(|name| model(name, Some(&config.names[0])));
+    let loaded = shared.adapters.all();
+    let adapters = loaded.iter().map(|name| model(name, Some(&config.names[0])));
     Json(json!({"object": "list", "data": bases.chain(adapters).collect::<Vec<_>>()}))
+}
+
+async fn load_adapter((State(shared), _, body): Extracted) -> Result<String, ApiError> {
+    shared.adapters.load(&received(body)?, &shared.config.names)
+}
+
+async fn unload_adapter((State(shared), _, body): Extracted) -> Result<String, ApiError> {
+    shared.adapters.unload(&received(body)?)
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Response {

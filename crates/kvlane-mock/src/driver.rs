@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use kvlane_core::adapters::AdapterReport;
 use kvlane_core::event::KvEvent;
 use kvlane_core::request::AdapterKey;
 use kvlane_core::time::Nanos;
@@ -267,6 +268,11 @@ impl Driver {
     pub(crate) fn stats(&self) -> (EngineStats, Served) {
         let inner = lock(&self.inner);
         inner.still.clone().unwrap_or_else(|| (inner.engine.stats(), inner.served.clone()))
+    }
+
+    /// The adapters of requests in flight; `None` if the engine has no slots for adapters.
+    pub(crate) fn adapter_report(&self) -> Option<AdapterReport> {
+        lock(&self.inner).engine.adapter_report()
     }
 
     /// Empties the prefix cache, unless requests are in flight.

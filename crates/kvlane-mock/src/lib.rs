@@ -19,6 +19,7 @@
 //! prompt finds the answer's blocks in the cache only if it continues at the same token: a chat's next turn mostly
 //! does not, since a template's text around the answer is not a multiple of four bytes.
 
+mod adapters;
 mod answer;
 mod api;
 mod config;

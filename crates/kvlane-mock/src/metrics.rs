@@ -2,6 +2,8 @@
 
 use std::fmt::{Display, Write};
 
+use kvlane_core::adapters::AdapterReport;
+use kvlane_core::request::AdapterKey;
 use kvlane_sim::EngineStats;
 use kvlane_wire::disaggregation::Connector;
 
@@ -108,7 +110,36 @@ pub(crate) fn render(shared: &Shared) -> String {
         transfers(&mut page, shared, &stats, &served);
     }
     page.cache_config(config.engine.block_tokens, config.engine.blocks);
+    adapters(&mut page, shared);
     page.out
+}
+
+/// The adapters of requests in flight, of all ranks together.
+fn adapters(page: &mut Page, shared: &Shared) {
+    let reports: Vec<_> = shared.drivers.iter().filter_map(|driver| driver.adapter_report()).collect();
+    let Some(slots) = reports.iter().find_map(|report| report.slots) else { return };
+    let listed = shared.adapters.all();
+    let names = |of: fn(&AdapterReport) -> &[AdapterKey]| {
+        let is_there = |name: &&String| {
+            let key = AdapterKey::named(name.as_bytes());
+            reports.iter().any(|report| of(report).contains(&key))
+        };
+        listed.iter().filter(is_there).map(|name| escaped(name)).collect::<Vec<_>>().join(",")
+    };
+    page.head("lora_requests_info", "gauge", "Adapters of requests.");
+    let (running, waiting) = (names(|report| &report.running), names(|report| &report.waiting));
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        page.out,
+        "vllm:lora_requests_info{{max_lora=\"{slots}\",running_lora_adapters=\"{running}\",\
+         waiting_lora_adapters=\"{waiting}\"}} {}",
+        shared.unix_secs()
+    );
+}
+
+/// A label's value as the text format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// What vLLM reports with a NIXL connector. Leases are counted by API: they are in the first rank's lines.
@@ -172,7 +203,7 @@ struct Page {
 impl Page {
     /// For this many engines. The model's name is escaped as the text format wants it.
     fn new(model: &str, engines: usize) -> Self {
-        let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let model = escaped(model);
         let labels = (0..engines).map(|rank| format!("engine=\"{rank}\",model_name=\"{model}\"")).collect();
         Self { out: String::with_capacity(8192), labels }
     }

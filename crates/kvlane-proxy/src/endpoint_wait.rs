@@ -1,4 +1,5 @@
-//! Waits for an endpoint while the pool of a request has none (`routing.empty_pool_timeout`).
+//! Waits for an endpoint while the pool of a request has none (`routing.empty_pool_timeout`), or none has loaded its adapter
+//! (`adapters.load_timeout`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,10 +64,7 @@ impl<'a> EndpointWait<'a> {
             fleet.metrics.requests.requests_without_endpoint.get_or_create(&label).inc();
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let (timeout, most) = {
-            let settings = fleet.settings();
-            (settings.routing.empty_pool_timeout, settings.routing.queue_size)
-        };
+        let (timeout, most) = (fleet.endpoint_timeout(&model), fleet.settings().routing.queue_size);
         let failed = |model: String| {
             let waited = if timeout.is_zero() { Duration::ZERO } else { since.elapsed() };
             ApiError::NoEndpoint { model, waited, retry_after_s, told: Told::Where }

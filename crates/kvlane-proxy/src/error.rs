@@ -218,7 +218,9 @@ fn no_endpoint_text(model: &str, waited: Duration, told: &Told) -> String {
     let of = if model.is_empty() { String::new() } else { format!(" for the model `{model}`") };
     let waited = match waited.as_secs_f64() {
         0.0 => String::new(),
-        seconds => format!(" after {seconds:.1} s of waiting (routing.empty_pool_timeout)"),
+        seconds => format!(
+            " after {seconds:.1} s of waiting (routing.empty_pool_timeout, of an adapter adapters.load_timeout)"
+        ),
     };
     let told = match told {
         Told::Where => "try again later; GET /readiness shows which are down and why".to_owned(),

@@ -26,8 +26,8 @@ pub(super) enum Purpose {
     Engine(&'static EnginePath),
     /// A path that `server.extra_paths` gives to clients.
     Extra,
-    /// An engine's path for operators of this role.
-    Operate(Role),
+    /// An engine's path for operators of this role, and the methods that it takes; none for any.
+    Operate(Role, Option<&'static str>),
     /// The gateway's own path, or an unknown one.
     Own,
     /// A question which methods a path takes, as browsers ask before a request from another origin.
@@ -51,13 +51,14 @@ impl Purpose {
         }
         let config = proxy.settings();
         let extra = config.server.extra_paths.iter().find(|extra| path::matches(&extra.path, path));
-        match (extra.map(|extra| extra.role), row.map(|row| row.audience)) {
+        match (extra.map(|extra| extra.role), row) {
             (Some(Role::User), _) => Ok(Self::Extra),
-            (Some(role), _) => Ok(Self::Operate(role)),
-            (None, Some(api::Audience::Closed)) => {
+            (Some(role), _) => Ok(Self::Operate(role, None)),
+            (None, Some(row)) if row.audience == api::Audience::Closed => {
                 Err(ApiError::ClosedPath(path.chars().take(200).collect()))
             }
-            (None, Some(_)) => Ok(Self::Operate(Role::Viewer)),
+            // Under other methods some of them change the engine.
+            (None, Some(row)) => Ok(Self::Operate(Role::Viewer, Some(row.methods))),
             (None, None) => Ok(Self::Own),
         }
     }
@@ -69,8 +70,9 @@ impl Purpose {
         }
         match self {
             Self::Engine(row) => Self::Options(row.methods),
+            Self::Operate(_, Some(methods)) => Self::Options(methods),
             Self::Own => OwnPath::of(path).map_or(self, |own| Self::Options(own.methods)),
-            Self::Extra | Self::Operate(_) | Self::Options(_) => self,
+            Self::Extra | Self::Operate(_, None) | Self::Options(_) => self,
         }
     }
 
@@ -88,7 +90,8 @@ impl Purpose {
     pub(super) fn methods(self) -> Option<&'static str> {
         match self {
             Self::Engine(row) => Some(row.methods),
-            Self::Extra | Self::Operate(_) | Self::Own | Self::Options(_) => None,
+            Self::Operate(_, methods) => methods,
+            Self::Extra | Self::Own | Self::Options(_) => None,
         }
     }
 }
@@ -113,7 +116,7 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     let path = parts.uri.path();
     let auth = proxy.auth();
     let own = if matches!(purpose, Purpose::Own) { OwnPath::of(path) } else { None };
-    let operates = own.is_some_and(OwnPath::is_for_operators) || matches!(purpose, Purpose::Operate(_));
+    let operates = own.is_some_and(OwnPath::is_for_operators) || matches!(purpose, Purpose::Operate(..));
     let clients = matches!(port, Port::Clients { .. });
     let needed = match (clients, operates) {
         _ if own.is_some_and(|own| own.audience == Audience::Open) => false,
@@ -123,12 +126,12 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
         (false, _) => auth.operators_need_a_key(),
     };
     let access = match purpose {
-        Purpose::Operate(Role::Admin) => Access::Change,
-        Purpose::Operate(_) => Access::Look,
+        Purpose::Operate(Role::Admin, _) => Access::Change,
+        Purpose::Operate(..) => Access::Look,
         _ if clients && !operates => Access::Use,
         _ => auth::access_of(&parts.method),
     };
-    if matches!(purpose, Purpose::Operate(_)) && port == (Port::Clients { loopback: false }) && !needed {
+    if matches!(purpose, Purpose::Operate(..)) && port == (Port::Clients { loopback: false }) && !needed {
         let message =
             "this path is for operators: configure keys (auth.keys) and send one with the path's role, or listen on \
              loopback only".into();

@@ -65,7 +65,7 @@ pub(super) fn boundary(purpose: Purpose, parts: &Parts) -> Option<String> {
     let may = match purpose {
         Purpose::Engine(row) => matches!(row.body, Body::Form | Body::Any),
         Purpose::Extra => true,
-        Purpose::Operate(_) | Purpose::Own | Purpose::Options(_) => false,
+        Purpose::Operate(..) | Purpose::Own | Purpose::Options(_) => false,
     };
     let kind = parts.headers.get(header::CONTENT_TYPE).filter(|_| may)?;
     multipart::boundary(kind.to_str().ok()?)

@@ -24,7 +24,7 @@ mod split;
 
 use std::collections::BTreeMap;
 
-use crate::adapters::Adapters;
+use crate::adapters::{AdapterUse, Adapters};
 use crate::budget::Budget;
 use crate::cache_accuracy::{self, KnowledgeChange, Prediction};
 use crate::decaying_counter::DecayingCounter;
@@ -35,7 +35,7 @@ use crate::policy::{Candidate, CostUnit, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
 use crate::rates::{Rates, STEP_TOKENS};
 use crate::replica::{Homes, Peers};
-use crate::request::{AnswerEnd, RequestId};
+use crate::request::{AdapterKey, AnswerEnd, RequestId};
 use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
 use crate::stall::Expected;
@@ -343,6 +343,16 @@ impl Scheduler {
             }
         }
         least.into_iter().map(|(_, _, _, id)| id).collect()
+    }
+
+    /// How an adapter is used at an endpoint.
+    pub fn adapter_use(&self, endpoint: EndpointId, adapter: AdapterKey) -> AdapterUse {
+        self.adapters.use_of(endpoint, adapter)
+    }
+
+    /// Adapters that an endpoint can have loaded at once, if it has reported that.
+    pub fn adapter_slots(&self, endpoint: EndpointId) -> Option<u32> {
+        self.adapters.slots_of(endpoint)
     }
 
     /// Requests dispatched and not yet finished.

@@ -292,6 +292,13 @@ pub struct WarmUpLabel {
     pub outcome: &'static str,
 }
 
+/// What became of a load or unload of an adapter.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct AdapterLabel {
+    /// `loaded`, `unloaded` or `failed`.
+    pub outcome: &'static str,
+}
+
 /// The outcome of a span.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct OutcomeLabel {

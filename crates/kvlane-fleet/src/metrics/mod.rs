@@ -32,8 +32,8 @@ use self::faults::Shed;
 pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
-    Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels, Hedged,
-    MirrorLabels, ModelLabel, ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel,
+    AdapterLabel, Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels,
+    Hedged, MirrorLabels, ModelLabel, ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel,
     StatLabels, TargetLabels, TokensLabel, WarmUpLabel, WorkerLabel, WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};

@@ -14,6 +14,7 @@ pub use kvlane_core::config::ConfigError;
 use kvlane_core::config::{Setting, wrong};
 use kvlane_core::section;
 use kvlane_core::timing::TimingModel;
+pub use kvlane_fleet::adapters::{AdapterSpec, Adapters};
 pub use kvlane_fleet::catalogue::{FallbackSpec, MirrorSpec, ModelSpec, TargetSpec};
 pub use kvlane_fleet::disaggregation::Disaggregation;
 pub use kvlane_fleet::discovery::config::{Discovery, Kubernetes};
@@ -59,6 +60,8 @@ section! {
         /// Names of models that clients use, and what serves them (docs/models.md): aliases, canaries, fallbacks, mirrors; as in
         /// `gpt-4o: {targets: [{model: llama-70b}]}`.
         pub models: BTreeMap<String, ModelSpec> = BTreeMap::new();
+        /// Adapters (LoRA) that kvlane has engines load and unload (docs/models.md); none by default.
+        pub adapters: Adapters = Adapters::default();
         /// Placement of requests.
         pub routing: Routing = Routing::default();
         /// Prefill and decode of a request on two workers (docs/disaggregation.md).
@@ -117,6 +120,7 @@ impl Config {
         self.validate_workers()?;
         self.validate_paths()?;
         self.discovery.validate()?;
+        self.adapters.validate(&self.models)?;
         self.replicas.validate()?;
         if self.discovery.kubernetes.enabled && !cfg!(feature = "kubernetes") {
             return wrong(
@@ -216,6 +220,7 @@ impl Config {
     pub fn fleet_settings(&self, timings: Timings) -> kvlane_fleet::settings::Settings {
         kvlane_fleet::settings::Settings {
             models: self.models.clone(),
+            adapters: self.adapters.clone(),
             routing: self.routing.clone(),
             timings,
             disaggregation: self.disaggregation.clone(),

@@ -372,8 +372,9 @@ impl Shared {
                 let Some(tokens) = tokenize(&question) else { return Some((0, "", String::new())) };
                 Some((200, "application/json", json!({"count": tokens.len(), "tokens": tokens}).to_string()))
             }
-            // A request for one token, to test whether the engine works: the test answers it.
+            // A request for one token, to test whether the engine works, and changes of adapters: the test answers them.
             "POST /v1/completions HTTP/1.1" => None,
+            "POST /v1/load_lora_adapter HTTP/1.1" | "POST /v1/unload_lora_adapter HTTP/1.1" => None,
             line if line.starts_with("POST ") && field(head, "user-agent") == Some("kvlane") => {
                 Some((404, "text/plain", String::new()))
             }

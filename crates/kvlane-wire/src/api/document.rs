@@ -14,7 +14,7 @@ pub fn markdown(audience: Audience) -> String {
         }
     };
     for row in ENGINE_PATHS.iter().filter(|row| row.audience == audience) {
-        let engines = engines(row);
+        let engines = titles(row.engines);
         // Writing to a string cannot fail.
         let _ = match audience {
             Audience::Closed => writeln!(table, "| `{}` | {engines} |", row.path),
@@ -22,7 +22,7 @@ pub fn markdown(audience: Audience) -> String {
                 table,
                 "| `{}` | {} | {} | {} | {} | {} | {engines} |",
                 row.path,
-                row.methods,
+                methods(row),
                 model(row),
                 prompt(row),
                 answer(row),
@@ -53,7 +53,7 @@ pub fn openapi(by_hand: &[&str]) -> String {
                 "    {operation}:\n      tags: [relayed]\n      summary: {}",
                 summary(row, method)
             );
-            if method == "POST" && matches!(row.body, Body::Parsed(_)) {
+            if method != "GET" && method != "DELETE" && matches!(row.body, Body::Parsed(_)) {
                 items.push_str("      requestBody: { $ref: \"#/components/requestBodies/Placed\" }\n");
             }
             items.push_str("      responses: { default: { $ref: \"#/components/responses/Workers\" } }\n");
@@ -73,14 +73,23 @@ fn summary(row: &EnginePath, method: &str) -> String {
         (_, Body::Empty) => "What an engine says of itself.",
         (_, Body::Json | Body::Any) => "Placed by load.",
     };
-    format!("{what} Served by {}.", engines(row))
+    format!("{what} Served by {}.", titles(row.engines_of(method)))
 }
 
-fn engines(row: &EnginePath) -> String {
-    if row.engines.is_empty() {
+/// The methods, and of those that fewer engines serve, these.
+fn methods(row: &EnginePath) -> String {
+    let method = |method: &str| match row.fewer.iter().find(|(of, _)| *of == method) {
+        Some((_, engines)) => format!("{method} ({})", titles(engines)),
+        None => method.to_owned(),
+    };
+    row.methods.split(", ").map(method).collect::<Vec<_>>().join(", ")
+}
+
+fn titles(engines: &[&'static str]) -> String {
+    if engines.is_empty() {
         return "other servers".to_owned();
     }
-    let titles = row.engines.iter().copied().map(|name| engine::named(name).map_or(name, |kind| kind.title));
+    let titles = engines.iter().copied().map(|name| engine::named(name).map_or(name, |kind| kind.title));
     titles.collect::<Vec<_>>().join(", ")
 }
 

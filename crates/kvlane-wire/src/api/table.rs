@@ -28,6 +28,8 @@ pub struct EnginePath {
     pub audience: Audience,
     /// The engines that serve it, by their [names](crate::engine::EngineKind::name); empty: other servers.
     pub engines: &'static [&'static str],
+    /// Methods that fewer of them serve, each with those that do; empty: other servers.
+    pub fewer: &'static [(&'static str, &'static [&'static str])],
 }
 
 /// How the body of a request is read.
@@ -103,20 +105,20 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     parsed("/v1/completions", Api::Completions, ALL).streaming(),
     parsed("/v1/messages", Api::Messages, ALL).streaming(),
     parsed("/v1/responses", Api::Responses, ALL).streaming(),
-    parsed("/generate", Api::Generate, SGLANG).streaming(),
+    parsed("/generate", Api::Generate, SGLANG).streaming().with_put(&[]),
     parsed("/inference/v1/generate", Api::TokensIn, VLLM).streaming(),
     parsed("/completion", Api::Completion, LLAMACPP).streaming(),
     parsed("/infill", Api::Infill, LLAMACPP).streaming(),
     parsed("/invocations", Api::Invocations, BOTH).streaming(),
     parsed("/v1/embeddings", Api::Embeddings, ALL),
     parsed("/embedding", Api::Embedding, LLAMACPP),
-    parsed("/encode", Api::Pooling, SGLANG),
-    parsed("/classify", Api::Pooling, BOTH),
+    parsed("/encode", Api::Pooling, SGLANG).with_put(&[]),
+    parsed("/classify", Api::Pooling, BOTH).with_put(&[("PUT", SGLANG)]),
     parsed("/v1/classify", Api::Pooling, SGLANG),
     parsed("/pooling", Api::Pooling, VLLM),
     parsed("/v1/pooling", Api::Pooling, OTHERS),
     parsed("/rerank", Api::Rerank, &["vllm", "llamacpp"]),
-    parsed("/v1/rerank", Api::Rerank, ALL),
+    parsed("/v1/rerank", Api::Rerank, ALL).with_put(&[("PUT", SGLANG)]),
     parsed("/v2/rerank", Api::Rerank, VLLM),
     parsed("/reranking", Api::Rerank, LLAMACPP),
     parsed("/v1/reranking", Api::Rerank, LLAMACPP),
@@ -159,7 +161,7 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     form("/v1/images/variations", OTHERS),
     socket("/v1/realtime", BOTH),
     // What an engine keeps.
-    object("/v1/responses/{}", "GET, DELETE", BOTH),
+    EnginePath { fewer: &[("DELETE", OTHERS)], ..object("/v1/responses/{}", "GET, DELETE", BOTH) },
     object("/v1/responses/{}/cancel", "POST", BOTH),
     object("/v1/responses/{}/input_items", "GET", OTHERS),
     object("/v1/files", "GET, POST", OTHERS),
@@ -293,6 +295,7 @@ const fn row(path: &'static str, body: Body, engines: &'static [&'static str]) -
         streams: Streams::No,
         audience: Audience::Clients,
         engines,
+        fewer: &[],
     }
 }
 
@@ -333,6 +336,15 @@ impl EnginePath {
 
     const fn bytes(self) -> Self {
         Self { streams: Streams::Bytes, ..self }
+    }
+
+    const fn with_put(self, fewer: &'static [(&'static str, &'static [&'static str])]) -> Self {
+        Self { methods: "POST, PUT", fewer, ..self }
+    }
+
+    /// The engines that serve one of its methods.
+    pub fn engines_of(&self, method: &str) -> &'static [&'static str] {
+        self.fewer.iter().find(|(of, _)| *of == method).map_or(self.engines, |(_, engines)| engines)
     }
 
     /// The row of a path without query string, which must be [plain](super::path::is_plain), and whether the path lacks the
@@ -382,6 +394,10 @@ mod tests {
                 "{}",
                 row.path
             );
+            for (method, engines) in row.fewer {
+                assert!(row.methods.split(", ").any(|of| of == *method), "{}", row.path);
+                assert!(engines.iter().all(|name| row.engines.contains(name)), "{}", row.path);
+            }
         }
     }
 

@@ -40,6 +40,8 @@ pub struct EngineKind {
     pub tokenize: Tokenize,
     /// How its prefix cache is emptied.
     pub cache_reset: Option<CacheReset>,
+    /// How it loads and unloads adapters while it runs.
+    pub adapter_paths: Option<AdapterPaths>,
     /// Where it reports its version: paths, each with the key in the answer.
     pub versions: &'static [(&'static str, &'static str)],
     /// Where it reports whether prefix caching is on.
@@ -130,6 +132,16 @@ pub struct CacheReset {
     pub needs: Option<&'static str>,
 }
 
+/// How an engine loads and unloads adapters (LoRA) while it runs.
+pub struct AdapterPaths {
+    /// Path of a load, a POST of `{"lora_name": …, "lora_path": …}`.
+    pub load: &'static str,
+    /// Path of an unload, a POST of `{"lora_name": …}`.
+    pub unload: &'static str,
+    /// What the engine needs to have these paths.
+    pub needs: &'static str,
+}
+
 /// Where an engine reports whether prefix caching is on.
 pub enum PrefixCaching {
     /// Nowhere.
@@ -202,6 +214,7 @@ impl EngineKind {
         feeds: None,
         tokenize: Tokenize::VLLM,
         cache_reset: None,
+        adapter_paths: None,
         versions: &[],
         prefix_caching: PrefixCaching::Unreported,
         has_blocks: true,

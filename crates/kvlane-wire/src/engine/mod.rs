@@ -17,7 +17,7 @@ mod vllm;
 pub use adapters::adapter_report;
 pub use cache::{PrefixCache, block_tokens, prefix_caches};
 pub use feed::{FeedError, FeedSource, RANKS_MAX, resolve};
-pub use kind::{Advice, CacheReset, EngineKind, FeedQuery, PrefixCaching, Settings};
+pub use kind::{AdapterPaths, Advice, CacheReset, EngineKind, FeedQuery, PrefixCaching, Settings};
 pub(crate) use kind::{CardNames, ComputedNames, UsageObject};
 pub use load::{load_report, load_reports};
 pub use progress::progress;

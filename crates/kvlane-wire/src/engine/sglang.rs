@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::feed::{FeedError, FeedSource, RANKS_MAX, malformed, text, whole};
 use super::kind::{
-    Advice, CacheNames, CacheReset, Capacity, CardNames, EngineKind, FeedQuery, LoadNames, PrefixCaching,
-    Settings, UsageObject,
+    AdapterPaths, Advice, CacheNames, CacheReset, Capacity, CardNames, EngineKind, FeedQuery, LoadNames,
+    PrefixCaching, Settings, UsageObject,
 };
 
 pub(super) static ENGINE: EngineKind = EngineKind {
@@ -39,6 +39,11 @@ pub(super) static ENGINE: EngineKind = EngineKind {
     continues_messages: true,
     feeds: Some(FeedQuery { path: "/server_info", parse: feeds }),
     cache_reset: Some(CacheReset { path: "/flush_cache", needs: None }),
+    adapter_paths: Some(AdapterPaths {
+        load: "/load_lora_adapter",
+        unload: "/unload_lora_adapter",
+        needs: "start SGLang with --enable-lora",
+    }),
     versions: &[("/server_info", "version"), ("/get_server_info", "version")],
     prefix_caching: PrefixCaching::Answer("/server_info", |told| {
         Some(!told["disable_radix_cache"].as_bool()?)

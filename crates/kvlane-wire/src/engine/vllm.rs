@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::feed::{FeedError, FeedSource, RANKS_MAX, malformed, text, whole};
 use super::kind::{
-    Advice, CacheNames, CacheReset, Capacity, CardNames, EngineKind, FeedQuery, LoadNames, PrefixCaching,
-    Settings,
+    AdapterPaths, Advice, CacheNames, CacheReset, Capacity, CardNames, EngineKind, FeedQuery, LoadNames,
+    PrefixCaching, Settings,
 };
 use crate::prometheus::{Sample, samples};
 
@@ -55,6 +55,11 @@ pub(super) static ENGINE: EngineKind = EngineKind {
     cache_reset: Some(CacheReset {
         path: "/reset_prefix_cache",
         needs: Some("vLLM has this path only with VLLM_SERVER_DEV_MODE=1"),
+    }),
+    adapter_paths: Some(AdapterPaths {
+        load: "/v1/load_lora_adapter",
+        unload: "/v1/unload_lora_adapter",
+        needs: "start vLLM with --enable-lora, and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
     }),
     versions: &[("/version", "version")],
     prefix_caching: PrefixCaching::Page(prefix_caching),

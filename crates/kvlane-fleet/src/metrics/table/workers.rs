@@ -8,7 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::row::rows;
 use crate::metrics::labels::{
-    DecodeLabels, FailureLabels, SelectionLabels, StatLabels, WarmUpLabel, WorkerLabel, WorkerLabels,
+    AdapterLabel, DecodeLabels, FailureLabels, SelectionLabels, StatLabels, WarmUpLabel, WorkerLabel,
+    WorkerLabels,
 };
 
 rows! {
@@ -124,6 +125,14 @@ rows! {
         help: "Transfers of KV blocks that were tried before requests were split",
         meaning: "Pairs of workers between which a transfer was [tried](disaggregation.md#the-first-transfer) before requests are split: `ended`, `failed`, or `skipped` if there was no transfer for a reason that is not the pair's",
         worry: "`failed` grows: no request is split between these workers; the log names them, and `kvlane doctor` says what is wrong",
+    },
+
+    pub adapter_changes: Family<AdapterLabel, Counter> {
+        seconds: false,
+        labels: &["outcome"],
+        help: "Adapters that workers loaded or unloaded for `adapters`",
+        meaning: "[Adapters](models.md#adapters) that workers were asked to load or unload: `loaded`, `unloaded`, or `failed` for a load",
+        worry: "`failed` grows: the log says why; or `unloaded` grows as fast as requests for adapters: there are too few slots",
     },
 
     pub worker_busy: Family<WorkerLabel, Counter> {
