@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
+.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-grpc e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
 	e2e-python e2e-models e2e-litellm e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
@@ -99,6 +99,12 @@ e2e-llamacpp: cargo
 	cargo build --release --locked -p kvlane
 	e2e/llamacpp/setup.sh
 	e2e/.work/llamacpp/venv/bin/python e2e/llamacpp/test_llamacpp.py -v
+
+# In front of two of vLLM's gRPC servers on CPU, one of which is killed (what e2e-vllm needs and 8 MB more from PyPI).
+e2e-grpc: cargo
+	cargo build --release --locked -p kvlane
+	e2e/grpc/setup.sh
+	e2e/.work/venv/bin/python e2e/grpc/test_grpc.py -v
 
 # Two real vLLM servers behind the gateway, one of which dies under 24 requests. E2E_RUNS=10 for ten runs of each death.
 e2e-deaths: cargo

@@ -11,6 +11,7 @@
 
 mod adapters;
 mod discovered;
+mod grpc;
 mod metrics_page;
 mod names;
 mod problem_log;
@@ -26,7 +27,6 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
-use http::StatusCode;
 use kvlane_core::health::Probe;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::Fleet;
@@ -35,7 +35,7 @@ use kvlane_fleet::panics::persist;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::config::WorkerSpec;
 use kvlane_fleet::worker::{Rank, State, Worker, WorkerId};
-use kvlane_http::address::worker_name;
+use kvlane_http::address::{Protocol, worker_name};
 use kvlane_http::connections::Connections;
 use kvlane_http::network::Allowed;
 use kvlane_wire::engine::load_reports;
@@ -401,10 +401,14 @@ impl Controller {
                 Ok(()) => probes.wrapping_add(1),
                 Err(_) => 0,
             };
+            let failed = probed.is_err();
             self.judge(&worker, probed, refuses);
             problem_log.look(&worker, Instant::now());
             for upstreams in self.fleet.upstreams().iter() {
                 upstreams.sweep(worker.upstream.id);
+                if failed {
+                    upstreams.renew(worker.upstream.id);
+                }
             }
         }
     }
@@ -430,20 +434,15 @@ impl Controller {
             self.list_names().await;
             return Ok(());
         }
-        let path = self.health().path.clone();
-        match self.get(worker, &path).await {
-            Ok((status, _)) if status.is_success() => {}
-            Ok((status, _)) => return Err(problem_log::of_status(worker, &path, status)),
-            Err(error) => return Err(problem_log::of_error(&error)),
-        }
-        let page = match self.get(worker, "/metrics").await {
-            Ok((StatusCode::OK, page)) => page,
-            _ => Bytes::new(),
+        let (page, reports) = match worker.upstream.address.protocol {
+            Protocol::Http => (self.page(worker).await?, None),
+            Protocol::Grpc => (Bytes::new(), Some(self.grpc_loads(worker).await?)),
         };
         let page = std::str::from_utf8(&page).unwrap_or_default();
         let started_s = prometheus::sum(page, "process_start_time_seconds");
         worker.note_start_time(started_s, || self.fleet.objects.take_started_before(&worker.url));
-        let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
+        let of_page = || load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
+        let reports = reports.unwrap_or_else(of_page);
         let is_missing = self.fleet.settings().disaggregation.uses(worker.spec.role)
             && self.endpoints_of(worker.id).is_empty();
         if is_missing || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
@@ -455,6 +454,7 @@ impl Controller {
             };
             {
                 let turn = self.turn();
+                self.check_protocol(worker, &names, &turn)?;
                 if !worker.state().leaving {
                     if compared {
                         parity_check::compare_members(&self.fleet, Some(worker.id));

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvlane_core::block::BYTES_PER_TOKEN;
+use kvlane_http::address::Protocol;
 use kvlane_http::client::Client;
 use kvlane_http::connections::Connections;
 use kvlane_tokens::{Prompt, Tokenizer};
@@ -218,7 +219,9 @@ pub async fn check(
     }
     let engine = Client::new(Arc::clone(&worker.upstream), Arc::clone(upstreams), limit);
     let mut with_us = Parity::Verified;
-    for base in bases(names) {
+    // A prompt of gRPC is token ids: both count the same ones.
+    let has_texts = worker.upstream.address.protocol == Protocol::Http;
+    for base in bases(names).filter(|_| has_texts) {
         let counting = fleet.tokenizers.counting(&base.base);
         let ours = match &counting {
             Counting::Local(local) => GatewayCount::Tokenizer(&local.tokenizer),

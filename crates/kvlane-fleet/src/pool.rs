@@ -20,6 +20,7 @@ use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{Input, Output, Scheduler};
 use kvlane_core::time::Nanos;
+use kvlane_http::address::Protocol;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -44,6 +45,8 @@ pub struct ModelPool {
     pub counting: Counting,
     /// The service outside the fleet whose model it is: only the catalogue of models sends it requests.
     pub provider: Option<Arc<Provider>>,
+    /// What its workers speak, and so what its requests are sent in.
+    pub protocol: Protocol,
     /// Its metrics.
     pub metrics: PoolMetrics,
     /// Times to first token at its endpoints, recorded while hedging is on.
@@ -106,6 +109,7 @@ impl ModelPool {
             router,
             counting,
             provider: None,
+            protocol: Protocol::Http,
             metrics,
             first_tokens: FirstTokens::default(),
             logged_side: LoggedSide::default(),
@@ -128,6 +132,12 @@ impl ModelPool {
     /// A pool of a model of a service outside the fleet.
     pub fn of_provider(self, provider: Arc<Provider>) -> Self {
         Self { provider: Some(provider), counting: Counting::Estimate, ..self }
+    }
+
+    /// A pool whose workers speak this protocol.
+    #[must_use]
+    pub fn speaking(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
     }
 
     /// Its policy's name.

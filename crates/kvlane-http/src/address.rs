@@ -1,8 +1,18 @@
-//! Addresses of engines: parsing and checking of `http://host[:port][/path]`.
+//! Addresses of engines: parsing and checking of `http://host[:port][/path]` and `grpc://host[:port]`.
 
 use std::net::Ipv6Addr;
 
-/// The address of an engine: a checked `http://host[:port][/path]`, or `https`.
+/// What an engine speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1, with or without TLS.
+    #[default]
+    Http,
+    /// gRPC over HTTP/2, without TLS.
+    Grpc,
+}
+
+/// The address of an engine: a checked `http://host[:port][/path]`, `https` or `grpc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Host name or IP address, without brackets.
@@ -13,6 +23,8 @@ pub struct Address {
     pub has_port: bool,
     /// The value of the `Host` header.
     pub authority: String,
+    /// What the engine speaks there.
+    pub protocol: Protocol,
     /// Whether it uses TLS.
     pub tls: bool,
     /// Prefix of every path; empty or beginning with '/'.
@@ -42,17 +54,29 @@ impl Address {
         }
     }
 
-    /// Parses `http://host[:port][/path]`.
+    /// The scheme of its URL.
+    pub fn scheme(&self) -> &'static str {
+        match self.protocol {
+            Protocol::Http if self.tls => "https",
+            Protocol::Http => "http",
+            Protocol::Grpc => "grpc",
+        }
+    }
+
+    /// Parses `http://host[:port][/path]`, `https` or `grpc`.
     ///
     /// # Errors
     /// What is wrong with it, and what to write.
     pub fn parse(url: &str) -> Result<Self, String> {
         let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is not a URL ({error})"))?;
-        let tls = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
+        let (protocol, tls) = match uri.scheme_str() {
+            Some("http") => (Protocol::Http, false),
+            Some("https") => (Protocol::Http, true),
+            Some("grpc") => (Protocol::Grpc, false),
             Some(scheme) => {
-                return Err(format!("'{url}': the scheme {scheme} is not supported, write http://host:port"));
+                return Err(format!(
+                    "'{url}': the scheme {scheme} is not supported, write http://host:port, or grpc://host:port"
+                ));
             }
             None => return Err(format!("'{url}' has no scheme, write http://host:port")),
         };
@@ -78,13 +102,23 @@ impl Address {
         if uri.query().is_some() {
             return Err(format!("'{url}' has a query, write http://host:port"));
         }
+        let base_path = uri.path().trim_end_matches('/');
+        if protocol == Protocol::Grpc && !base_path.is_empty() {
+            return Err(format!("'{url}': a gRPC server has no path, write grpc://host:port"));
+        }
         Ok(Self {
             host: inside.unwrap_or(host).into(),
-            port: port.unwrap_or(if tls { 443 } else { 80 }),
+            port: port.unwrap_or(match protocol {
+                Protocol::Http if tls => 443,
+                Protocol::Http => 80,
+                // That of vLLM's gRPC server.
+                Protocol::Grpc => 50051,
+            }),
             has_port: port.is_some(),
             authority: authority.as_str().into(),
+            protocol,
             tls,
-            base_path: uri.path().trim_end_matches('/').into(),
+            base_path: base_path.into(),
         })
     }
 }
@@ -104,6 +138,10 @@ mod tests {
         assert_eq!(port("http://gpu-1"), Ok((80, false)));
         assert_eq!(port("https://gpu-1"), Ok((443, true)));
         assert_eq!(port("https://gpu-1:8443/v"), Ok((8443, true)));
+        assert_eq!(port("grpc://gpu-1"), Ok((50051, false)));
+        let protocol = |url: &str| Address::parse(url).map(|address| address.protocol);
+        assert_eq!(protocol("grpc://gpu-1:8001/"), Ok(Protocol::Grpc));
+        assert_eq!(protocol("http://gpu-1:8001"), Ok(Protocol::Http));
     }
 
     #[test]
@@ -138,6 +176,8 @@ mod tests {
             "http://[]",
             "http://[]:80",
             "http://[gpu]:80",
+            "grpc://gpu-1:8001/v1/models",
+            "grpcs://gpu-1:8001",
         ] {
             let problem = Address::parse(url).expect_err(url);
             assert!(problem.contains(url), "{problem}");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use tokio::time::timeout;
 
-use crate::connections::{Connections, ConnectionsConfig, UpstreamError};
+use crate::connections::{AnswerBody, Connections, ConnectionsConfig, UpstreamError};
 use crate::secret::Secret;
 use crate::upstream::{Upstream, UpstreamId};
 
@@ -39,7 +39,7 @@ pub enum AskError {
         path: String,
         /// What failed.
         error: UpstreamError,
-        /// Whether the server is spoken to with TLS.
+        /// Whether the server is spoken to with TLS, or is one that has none.
         tls: bool,
     },
     /// The answer is too long.
@@ -221,6 +221,64 @@ pub async fn ask_with(
     exchange(connections, upstream, Question { method, path, head: &head, body }, limit, bytes_max).await
 }
 
+/// Sends a request with this body over HTTP/2, as gRPC has it: the fields of the answer's head and trailers, and its body.
+///
+/// # Errors
+/// Like those of [`ask`].
+pub async fn ask_http2(
+    connections: &Arc<Connections>,
+    upstream: &Upstream,
+    path: &'static str,
+    body: &Bytes,
+    (limit, bytes_max): (Duration, usize),
+) -> Result<(HeaderMap, Bytes), AskError> {
+    let named = || (Method::POST, path.to_owned());
+    let broken = |error| {
+        let (method, path) = named();
+        AskError::Upstream { method, path, error, tls: true }
+    };
+    let exchange = async {
+        let head = http2_head(upstream, path).map_err(|error| broken(UpstreamError::Garbage(error)))?;
+        let answer = connections.send_http2(upstream, &head, body, || ()).await;
+        let mut answer = answer.map_err(broken)?;
+        let whole = read(&mut answer.body, bytes_max).await.map_err(&broken)?;
+        let Some(whole) = whole else {
+            let (method, path) = named();
+            return Err(AskError::TooLong { method, path, bytes_max });
+        };
+        let mut fields = answer.headers;
+        fields.extend(answer.body.take_trailers().unwrap_or_default());
+        Ok((fields, whole))
+    };
+    timeout(limit, exchange).await.unwrap_or_else(|_| {
+        let (method, path) = named();
+        Err(AskError::Late { method, path, limit })
+    })
+}
+
+fn http2_head(upstream: &Upstream, path: &str) -> Result<Request<()>, String> {
+    let mut head = Request::post(format!("http://{}{path}", upstream.address.authority))
+        .header("te", "trailers")
+        .header("content-type", "application/grpc")
+        .header("user-agent", "kvlane");
+    if let Some(authorization) = upstream.authorization() {
+        head = head.header("authorization", authorization.as_str());
+    }
+    head.body(()).map_err(|error| error.to_string())
+}
+
+/// The whole body; none if it has more than `bytes_max`.
+async fn read(body: &mut AnswerBody, bytes_max: usize) -> Result<Option<Bytes>, UpstreamError> {
+    let mut whole = BytesMut::new();
+    while let Some(piece) = std::future::poll_fn(|cx| body.poll_piece(cx)).await {
+        whole.extend_from_slice(&piece.map_err(UpstreamError::Broken)?);
+        if whole.len() > bytes_max {
+            return Ok(None);
+        }
+    }
+    Ok(Some(whole.freeze()))
+}
+
 /// A request, ready to be sent.
 struct Question<'a> {
     method: &'a Method,
@@ -260,15 +318,13 @@ async fn exchange(
     let exchange = async {
         let answer = connections.send(upstream, method, head.as_bytes(), body, || ()).await;
         let mut answer = answer.map_err(broken)?;
-        let mut whole = BytesMut::new();
-        while let Some(piece) = std::future::poll_fn(|cx| answer.body.poll_piece(cx)).await {
-            whole.extend_from_slice(&piece.map_err(|error| broken(UpstreamError::Broken(error)))?);
-            if whole.len() > bytes_max {
+        match read(&mut answer.body, bytes_max).await.map_err(broken)? {
+            Some(whole) => Ok((answer.status, whole)),
+            None => {
                 let (method, path) = named();
-                return Err(AskError::TooLong { method, path, bytes_max });
+                Err(AskError::TooLong { method, path, bytes_max })
             }
         }
-        Ok((answer.status, whole.freeze()))
     };
     timeout(limit, exchange).await.unwrap_or_else(|_| {
         let (method, path) = named();

@@ -1,4 +1,5 @@
-//! HTTP/1.1 to engines: pooled connections, TLS, addresses, and one client for questions.
+//! HTTP/1.1 to engines, and HTTP/2 to those that speak gRPC: pooled connections, TLS, addresses, and one client for
+//! questions.
 //!
 //! [`upstream::Upstream`] is one server: its address, its key, which networks it may be in. [`connections::Connections`]
 //! sends requests there and relays bodies piece by piece. [`client`] asks one question and reads the whole answer.

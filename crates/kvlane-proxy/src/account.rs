@@ -173,6 +173,11 @@ impl Account {
         }
     }
 
+    /// The API whose body is parsed, if any.
+    pub(crate) fn api(&self) -> Option<Api> {
+        self.api
+    }
+
     pub(crate) fn set_status(&self, status: StatusCode) {
         self.state().status = status.as_u16();
     }

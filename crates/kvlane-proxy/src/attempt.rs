@@ -33,6 +33,7 @@ use crate::body::Body;
 use crate::deadlines::Deadlines;
 use crate::error::ApiError;
 use crate::faults::Retry;
+use crate::grpc;
 use crate::lease::Lease;
 use crate::proxy::Proxy;
 use crate::relay::is_event_stream;
@@ -125,7 +126,7 @@ impl Outcome {
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Answered(answer) | Self::Busy(answer) | Self::Unable(answer) | Self::Faulty(answer, _) => {
-                of_status(answer.status)
+                of_status(grpc::status_of(answer.status, &answer.headers))
             }
             Self::Broken(error) => error.to_string(),
             Self::Late(limit) => format!("the engine sent no response within {limit:?}"),
@@ -135,8 +136,10 @@ impl Outcome {
     pub(super) fn of(answered: Result<(Answer, Option<Fault>), AttemptError>) -> Self {
         match answered {
             Ok((answer, Some(fault @ (Fault::Engine | Fault::Unknown)))) => Self::Faulty(answer, fault),
-            Ok((answer, _)) => match answer.status {
+            Ok((answer, _)) => match grpc::status_of(answer.status, &answer.headers) {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Self::Busy(answer),
+                // A gRPC server says so of the client's own deadline.
+                StatusCode::GATEWAY_TIMEOUT if answer.status.is_success() => Self::Answered(answer),
                 StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => Self::Unable(answer),
                 _ => Self::Answered(answer),
             },
@@ -484,6 +487,9 @@ async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
     if answer.status == StatusCode::INTERNAL_SERVER_ERROR {
         let words = answer.body.wait_for_more().await?;
         return Ok(Some(words.map_or(Fault::Unknown, |words| fault(words))));
+    }
+    if answer.status.is_success() && grpc::is_answer(&answer.headers) {
+        return grpc::begin(answer).await;
     }
     if !answer.status.is_success() || !is_event_stream(&answer.headers) {
         return Ok(None);

@@ -161,10 +161,13 @@ fn provider(proxy: &Proxy, model: &str) -> String {
 fn operation(api: Api) -> Option<&'static str> {
     match api {
         Api::ChatCompletions | Api::Responses | Api::Messages => Some("chat"),
-        Api::Completions | Api::Generate | Api::TokensIn | Api::Completion | Api::Infill => {
-            Some("text_completion")
-        }
-        Api::Embeddings | Api::Embedding => Some("embeddings"),
+        Api::Completions
+        | Api::Generate
+        | Api::TokensIn
+        | Api::Completion
+        | Api::Infill
+        | Api::EngineGenerate => Some("text_completion"),
+        Api::Embeddings | Api::Embedding | Api::EngineEmbed => Some("embeddings"),
         Api::Rerank | Api::Score | Api::Pooling | Api::Tokenize | Api::Detokenize | Api::Invocations => None,
     }
 }

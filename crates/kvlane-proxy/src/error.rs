@@ -13,6 +13,7 @@ use crate::attempt_error::AttemptError;
 use crate::auth::Denied;
 use crate::body::{Body, json_response};
 use crate::error_format::ErrorFormat;
+use crate::grpc;
 use crate::limits::Limited;
 
 /// `Retry-After` of a 503 for want of memory: bodies take seconds to be read and sent.
@@ -71,6 +72,21 @@ pub enum ApiError {
     /// The path is unknown.
     #[error("no such path: {0}")]
     UnknownPath(String),
+    /// A gRPC method, called by other means.
+    #[error("{0} is a gRPC method: call it over HTTP/2 with the content type application/grpc")]
+    NotGrpc(String),
+    /// The workers of the model speak another protocol than the request.
+    #[error(
+        "the model `{model}` is served over {} only: {}",
+        if *over_grpc { "gRPC" } else { "HTTP" },
+        if *over_grpc { "call the gRPC service vllm.grpc.engine.VllmEngine" } else { "send an HTTP request" }
+    )]
+    OtherProtocol {
+        /// The model.
+        model: String,
+        /// Its workers speak gRPC.
+        over_grpc: bool,
+    },
     /// The path is an engine's administration.
     #[error(
         "{0} is administration of one engine and is not relayed: call the engine itself, or open the path with \
@@ -118,6 +134,12 @@ pub enum ApiError {
     /// The objects of this path are not separated by tenant.
     #[error("{0} is not available with auth.isolate_tenants: engines share its objects between all tenants")]
     NotIsolated(&'static str),
+    /// The requests of this path cannot say whose blocks they may share.
+    #[error(
+        "{0} is not available with auth.isolate_tenants: its requests have no cache salt, which keeps the blocks of \
+         tenants apart"
+    )]
+    NotSalted(&'static str),
     /// The path does not take this method.
     #[error("{path} does not allow {method}: use {allow}")]
     WrongMethod {
@@ -273,13 +295,15 @@ impl ApiError {
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } | Self::UploadTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotGrpc(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::UnknownModel(_)
+            | Self::OtherProtocol { .. }
             | Self::UnknownPath(_)
             | Self::ClosedPath(_)
             | Self::UnknownObject(_)
             | Self::LostObject(_)
             | Self::NotFoundAnywhere { .. } => StatusCode::NOT_FOUND,
-            Self::NotIsolated(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            Self::NotIsolated(_) | Self::NotSalted(_) | Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -320,11 +344,12 @@ impl ApiError {
         Self::MissingField(_) => "missing_field",
         Self::BodyTimeout(_) => "body_timeout",
         Self::TooLarge { .. } | Self::UploadTooLarge { .. } => "body_too_large",
-        Self::UnknownModel(_) => "model_not_found",
+        Self::NotGrpc(_) => "not_grpc",
+        Self::UnknownModel(_) | Self::OtherProtocol { .. } => "model_not_found",
         Self::UnknownPath(_) | Self::ClosedPath(_) => "not_found",
         Self::UnknownObject(_) | Self::NotFoundAnywhere { .. } => "object_not_found",
         Self::LostObject(_) => "object_lost",
-        Self::NotIsolated(_) => "not_isolated",
+        Self::NotIsolated(_) | Self::NotSalted(_) => "not_isolated",
         Self::ForeignOrigin(_) => "origin_not_allowed",
         Self::BadPath => "bad_path",
         Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
@@ -350,8 +375,11 @@ impl ApiError {
     /// The whole answer, in the client's error format.
     pub fn into_response(self, error_format: ErrorFormat) -> http::Response<Body> {
         let status = self.status();
-        let envelope = error_format.envelope(status, Self::kind_of(status), self.code(), &self.to_string());
-        let mut response = json_response(status, &envelope);
+        let (kind, text) = (Self::kind_of(status), self.to_string());
+        let mut response = match error_format {
+            ErrorFormat::Grpc => grpc::failed(status, &text),
+            _ => json_response(status, &error_format.envelope(status, kind, self.code(), &text)),
+        };
         if let Self::WrongMethod { allow, .. } = self {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
         }

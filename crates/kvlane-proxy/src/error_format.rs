@@ -2,7 +2,11 @@
 
 use bytes::Bytes;
 use http::StatusCode;
+use http::request::Parts;
+use kvlane_http::address::Protocol;
 use serde_json::{Value, json};
+
+use crate::grpc::{is_call, protocol_of};
 
 /// The API of a client, as far as error formats differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +17,23 @@ pub enum ErrorFormat {
     Responses,
     /// Anthropic's `{"type": "error", "error": {…}}`.
     Anthropic,
+    /// gRPC's status and message, in trailers.
+    Grpc,
 }
 
 // === impl ErrorFormat ===
 
 impl ErrorFormat {
-    /// The format for `path`.
+    /// The format for a request.
+    pub(super) fn of_request(parts: &Parts) -> Self {
+        let path = parts.uri.path();
+        match protocol_of(path) {
+            Protocol::Grpc if is_call(parts) => Self::Grpc,
+            _ => Self::of(path),
+        }
+    }
+
+    /// The format for `path` of HTTP.
     pub fn of(path: &str) -> Self {
         let below =
             |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -35,7 +50,7 @@ impl ErrorFormat {
     /// code; clients ignore ours.
     pub(super) fn envelope(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
         match self {
-            Self::OpenAi | Self::Responses => {
+            Self::OpenAi | Self::Responses | Self::Grpc => {
                 json!({"error": {"message": message, "type": kind, "param": null, "code": code}})
             }
             Self::Anthropic => {
@@ -45,12 +60,14 @@ impl ErrorFormat {
         }
     }
 
-    /// The event that ends a broken stream after `events` others. No `[DONE]` and no `message_stop` follow it: the
+    /// The event that ends a broken stream of events after `events` others. No `[DONE]` and no `message_stop` follow it: the
     /// answer is not complete.
     pub(super) fn last_event(self, events: u64, code: &str, message: &str) -> Bytes {
         let status = StatusCode::BAD_GATEWAY;
         let event = match self {
-            Self::OpenAi => format!("data: {}\n\n", self.envelope(status, "api_error", code, message)),
+            Self::OpenAi | Self::Grpc => {
+                format!("data: {}\n\n", self.envelope(status, "api_error", code, message))
+            }
             Self::Anthropic => {
                 format!("event: error\ndata: {}\n\n", self.envelope(status, "api_error", code, message))
             }

@@ -40,7 +40,7 @@ use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
 use crate::streamed::Payload;
-use crate::{lists, realtime, seek, sidecar, split};
+use crate::{grpc, lists, realtime, seek, sidecar, split};
 
 /// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
 /// of `server.extra_paths`.
@@ -54,6 +54,9 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
+    if let Some(aborted) = Box::pin(grpc::abort(proxy, upstreams, parts, body.first(), account)).await? {
+        return Ok(aborted);
+    }
     if let Some(list) = Box::pin(lists::merged(proxy, upstreams, row, parts, account)).await? {
         return Ok(list);
     }
@@ -169,11 +172,12 @@ async fn serve(
         };
         match outcome {
             Outcome::Answered(mut answer) => {
-                if answer.status.is_success() {
+                let status = grpc::status_of(answer.status, &answer.headers);
+                if status.is_success() {
                     attempts.succeeded();
                 }
-                if answer.status.is_server_error() {
-                    account.failed_at(&lease.endpoint.name, of_status(answer.status));
+                if status.is_server_error() {
+                    account.failed_at(&lease.endpoint.name, of_status(status));
                 }
                 let waited_for = if lease.awaits_blocks() { Stage::Transfer } else { Stage::Engine };
                 account.timeline.answered(answer.sent, waited_for, lease.attempt().map(Attempt::id));
@@ -274,7 +278,8 @@ fn relay(
         return realtime::tunnel(answer, lease, account, limits.idle);
     }
     let Answer { status, headers, body, .. } = answer;
-    let mut relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
+    let said = grpc::status_of(status, &headers);
+    let mut relay = Relay::new(said, &headers, body, lease, Arc::clone(account), limits);
     relay.named = named;
     response(status, headers, relay)
 }

@@ -12,14 +12,17 @@ use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use kvlane_fleet::metrics::Hedged;
+use kvlane_http::address::Protocol;
 use kvlane_http::connections::{Answer, Connections, Upload, UpstreamError};
+use kvlane_wire::api::Api;
+use kvlane_wire::vllm_engine::with_rank;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
-use crate::engine_request::{Field, Framing, request_head};
+use crate::engine_request::{Field, Framing, call_head, request_head};
 use crate::lease::Lease;
 use crate::realtime;
 
@@ -52,6 +55,9 @@ struct Race {
 impl Sending<'_> {
     pub(super) async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
         let (upstream, method, sending) = (&lease.worker.upstream, &self.parts.method, || lease.sent());
+        if upstream.address.protocol == Protocol::Grpc {
+            return Box::pin(self.call(lease)).await;
+        }
         if let Some(upload) = self.upload {
             return Box::pin(self.send_upload(upload, lease)).await;
         }
@@ -61,6 +67,17 @@ impl Sending<'_> {
             return self.upstreams.send_switching(upstream, method, &head, sending).await;
         }
         self.upstreams.send(upstream, method, &head, self.body, sending).await
+    }
+
+    async fn call(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
+        let head = call_head(self.parts, lease, self.account);
+        let head = head.map_err(|error| UpstreamError::Garbage(error.to_string()))?;
+        let is_pinned = self.account.api() == Some(Api::EngineGenerate);
+        let body = match lease.endpoint.number.filter(|_| is_pinned) {
+            Some(rank) => with_rank(self.body, rank),
+            None => self.body.clone(),
+        };
+        self.upstreams.send_http2(&lease.worker.upstream, &head, &body, || lease.sent()).await
     }
 
     async fn send_upload(&self, upload: &Mutex<Upload>, lease: &Lease) -> Result<Answer, UpstreamError> {

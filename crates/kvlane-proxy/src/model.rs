@@ -9,9 +9,11 @@ use bytes::Bytes;
 use http::request::Parts;
 use kvlane_core::decision::Rejection;
 use kvlane_fleet::catalogue::{ModelSpec, Traits};
+use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::settings::Settings;
 use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::WorkerId;
+use kvlane_http::address::Protocol;
 use kvlane_wire::api::Repeats;
 use kvlane_wire::edit;
 use kvlane_wire::openai::ParseError;
@@ -21,6 +23,7 @@ use crate::admission::{named_pool, no_endpoint};
 use crate::alias::Alias;
 use crate::auth::identity;
 use crate::error::ApiError;
+use crate::grpc::protocol_of;
 use crate::proxy::Proxy;
 
 /// Headers that name the model of a request whose body names none: kvlane's own, and those of the Gateway API's body-based
@@ -75,12 +78,12 @@ pub(super) struct Request<'a> {
 pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) -> Result<Chosen, ApiError> {
     let settings = proxy.fleet.settings();
     let Some(name) = name(&settings, request.parts, request.named) else {
-        let served = only(proxy)?;
+        let served = only(proxy, request.parts)?;
         return Ok(Chosen { served, alias: None });
     };
     match settings.models.get(name) {
         None => {
-            let served = named_pool(proxy, name)?;
+            let served = named(proxy, request.parts, name)?;
             // A client cannot spend what is kept for when the fleet fails.
             match served.pool.provider.is_some() {
                 true => Err(ApiError::UnknownModel(name.into())),
@@ -103,10 +106,23 @@ pub(super) fn choose(proxy: &Proxy, request: &Request<'_>, chain: &mut Chain) ->
 /// As of [`choose`].
 pub(super) fn all(proxy: &Proxy, parts: &Parts, named: Option<&str>) -> Result<Vec<Arc<Served>>, ApiError> {
     let settings = proxy.fleet.settings();
-    let Some(name) = name(&settings, parts, named) else { return Ok(vec![only(proxy)?]) };
+    let Some(name) = name(&settings, parts, named) else { return Ok(vec![only(proxy, parts)?]) };
     let Some(spec) = settings.models.get(name) else { return Ok(vec![named_pool(proxy, name)?]) };
     let all: Vec<_> = spec.models().filter_map(|model| named_pool(proxy, &model).ok()).collect();
     if all.is_empty() { Err(ApiError::UnknownModel(name.into())) } else { Ok(all) }
+}
+
+/// What serves a model name in what the request is sent in.
+fn named(proxy: &Proxy, parts: &Parts, model: &str) -> Result<Arc<Served>, ApiError> {
+    let served = named_pool(proxy, model)?;
+    match served.pool.protocol == protocol_of(parts.uri.path()) {
+        true => Ok(served),
+        false => Err(other_protocol(&served.pool)),
+    }
+}
+
+fn other_protocol(pool: &ModelPool) -> ApiError {
+    ApiError::OtherProtocol { model: pool.model.clone(), over_grpc: pool.protocol == Protocol::Grpc }
 }
 
 /// The model that a request names, or the default one.
@@ -152,7 +168,7 @@ fn by_catalogue(
             _ => return Err(ApiError::UnknownModel(name.into())),
         },
     };
-    let served = named_pool(proxy, &model)?;
+    let served = named(proxy, request.parts, &model)?;
     let provider = served.pool.provider.as_deref();
     if provider.is_some_and(|provider| !provider.has_budget(proxy.fleet.clock.now())) {
         return Err(ApiError::UnknownModel(name.into()));
@@ -171,16 +187,20 @@ fn model_of(proxy: &Proxy, spec: &ModelSpec, worker: WorkerId) -> Option<String>
     spec.models().find(serves).map(Cow::into_owned)
 }
 
-/// The only model.
-fn only(proxy: &Proxy) -> Result<Arc<Served>, ApiError> {
-    let table = proxy.fleet.snapshot();
-    let of_fleet: Vec<_> = table.pools.iter().filter(|pool| pool.provider.is_none()).collect();
+/// The only model of those that are served in what the request is sent in.
+fn only(proxy: &Proxy, parts: &Parts) -> Result<Arc<Served>, ApiError> {
+    let (table, protocol) = (proxy.fleet.snapshot(), protocol_of(parts.uri.path()));
+    let of_fleet = table.pools.iter().filter(|pool| pool.provider.is_none());
+    let (of_fleet, others): (Vec<_>, Vec<_>) = of_fleet.partition(|pool| pool.protocol == protocol);
     match &of_fleet[..] {
-        [] => Err(no_endpoint(proxy, String::new())),
+        [] => {
+            Err(others.first().map_or_else(|| no_endpoint(proxy, String::new()), |pool| other_protocol(pool)))
+        }
         [pool] => named_pool(proxy, &pool.model),
         _ => {
             let of_catalogue = proxy.fleet.settings();
-            let served = table.by_name.iter().filter(|(_, served)| served.pool.provider.is_none());
+            let is_choice = |pool: &ModelPool| pool.provider.is_none() && pool.protocol == protocol;
+            let served = table.by_name.iter().filter(|(_, served)| is_choice(&served.pool));
             let names = served.map(|(name, _)| name).chain(of_catalogue.models.keys());
             Err(ApiError::MissingField(choices(names.map(String::as_str).collect())))
         }
@@ -224,7 +244,7 @@ pub(super) fn with_name(body: &[u8], at: Range<usize>, model: &str) -> Bytes {
 /// Why a fallback is tried after this error of the target, as `x-router-fallback` and metrics say it.
 fn why(error: &ApiError) -> &'static str {
     match error {
-        ApiError::UnknownModel(_) => "not_served",
+        ApiError::UnknownModel(_) | ApiError::OtherProtocol { .. } => "not_served",
         ApiError::NoEndpoint { .. } | ApiError::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint",
         ApiError::Rejected { .. } => "queue_full",
         _ => "failed",
@@ -251,7 +271,7 @@ impl Chain {
     /// have received a request that must not be repeated.
     pub(super) fn after(&mut self, error: ApiError, repeats: Repeats) -> Result<(), ApiError> {
         let elsewhere = match &error {
-            ApiError::UnknownModel(_) | ApiError::NoEndpoint { .. } => true,
+            ApiError::UnknownModel(_) | ApiError::OtherProtocol { .. } | ApiError::NoEndpoint { .. } => true,
             ApiError::Rejected { why, .. } => {
                 matches!(why, Rejection::NoEndpoint | Rejection::QueueFull | Rejection::QueueTimeout)
             }

@@ -14,12 +14,15 @@ use kvlane_core::request::AnswerEnd;
 use kvlane_fleet::metrics::FailureKind;
 use kvlane_http::connections::AnswerBody;
 use kvlane_wire::answer_end::end_in_json;
+use kvlane_wire::api::Api;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
+use kvlane_wire::vllm_engine::AnswerScanner;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::account::Account;
+use crate::grpc;
 use crate::lease::Lease;
 use crate::objects::Named;
 use crate::whole::WholeEvents;
@@ -47,6 +50,10 @@ pub struct Relay {
     pub(super) fault: Option<Fault>,
     /// The response has ended.
     pub(super) ended: bool,
+    /// It answers a gRPC call.
+    is_call: bool,
+    /// What is left to pass on of an answer that has ended.
+    trailers: Option<HeaderMap>,
     pub(super) lease: Option<Lease>,
     pub(super) account: Arc<Account>,
     /// Stores the objects that the response names at its beginning.
@@ -72,6 +79,7 @@ pub(super) struct Limits {
 pub(super) enum Watch {
     Events(Box<SseScanner>),
     Json { tail: Vec<u8>, begun: bool, reads_end: bool },
+    Grpc { scanner: Box<AnswerScanner>, begun: bool },
     Opaque { begun: bool },
 }
 
@@ -112,7 +120,11 @@ impl Relay {
         let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle.min(LOOK_EVERY))));
         // A 500 may be the engine's fault or the request's.
         let sound = !status.is_server_error();
-        let watch = Watch::new(headers, lease.as_ref());
+        let is_call = grpc::is_answer(headers);
+        let watch = match account.api() {
+            Some(Api::EngineGenerate) if is_call => Watch::Grpc { scanner: Box::default(), begun: false },
+            _ => Watch::new(headers, lease.as_ref()),
+        };
         let whole = WholeEvents::default();
         let mut relay = Self {
             body,
@@ -121,6 +133,8 @@ impl Relay {
             continues: false,
             fault: None,
             ended: false,
+            is_call,
+            trailers: None,
             lease,
             account,
             named: None,
@@ -171,6 +185,14 @@ impl Relay {
 
     /// The response has ended; returns the last bytes for the client.
     pub(super) fn end(&mut self) -> Bytes {
+        self.trailers = self.body.take_trailers();
+        if let Some(trailers) = &self.trailers {
+            self.fault = grpc::fault_in(trailers);
+            if let Some(Ok(status)) = grpc::status_in(trailers).map(|end| StatusCode::from_u16(end.as_http()))
+            {
+                self.account.set_status(status);
+            }
+        }
         self.complete();
         self.ended = true;
         self.whole.take()
@@ -257,6 +279,7 @@ impl Relay {
         self.account.settle();
         self.ended = true;
         match &self.watch {
+            _ if self.is_call => Some(Ok(grpc::broken_off(&format!("the answer is incomplete: {error}")))),
             Watch::Events(scanner) if self.whole.is_between() => {
                 let message = format!("the answer is incomplete: {error}");
                 let last = self.account.error_format.last_event(scanner.events(), broke.code(), &message);
@@ -311,7 +334,7 @@ impl http_body::Body for Relay {
         let this = &mut *self;
         loop {
             if this.ended {
-                return Poll::Ready(None);
+                return Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
             }
             let piece = match this.body.poll_piece(cx) {
                 Poll::Ready(Some(Ok(piece))) => this.see(piece),
@@ -329,13 +352,15 @@ impl http_body::Body for Relay {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended
+        self.ended && self.trailers.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.watch {
             // An error event may have to be added.
             Watch::Events(_) if !self.ended => SizeHint::default(),
+            // Trailers follow.
+            _ if self.is_call => SizeHint::default(),
             _ => self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
@@ -392,6 +417,13 @@ impl Watch {
         };
         match self {
             Self::Events(scanner) => PieceKind::Tokens(scanner.push(piece)),
+            Self::Grpc { scanner, begun } => match scanner.push(Bytes::copy_from_slice(piece)) {
+                0 if scanner.usage().is_some() => beginning(begun),
+                tokens => {
+                    *begun |= tokens > 0;
+                    PieceKind::Tokens(tokens)
+                }
+            },
             Self::Json { tail, begun, .. } => {
                 let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
                 tail.drain(..tail.len() - keep);
@@ -406,6 +438,7 @@ impl Watch {
     pub(super) fn end(&self) -> AnswerEnd {
         match self {
             Self::Events(scanner) => scanner.answer_end(),
+            Self::Grpc { scanner, .. } => scanner.end(),
             Self::Json { tail, reads_end: true, .. } => end_in_json(tail),
             Self::Json { .. } | Self::Opaque { .. } => AnswerEnd::Unknown,
         }
@@ -415,6 +448,7 @@ impl Watch {
         match self {
             Self::Events(scanner) => scanner.usage(),
             Self::Json { tail, .. } => usage_in_json(tail),
+            Self::Grpc { scanner, .. } => scanner.usage(),
             Self::Opaque { .. } => None,
         }
     }

@@ -15,6 +15,7 @@ use kvlane_wire::disaggregation::{may_split, splits, strip_transfer_params};
 use kvlane_wire::models::max_model_len;
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
+use kvlane_wire::vllm_engine::{self, SERVICE};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -54,6 +55,9 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
+    if isolates && api.is_grpc() {
+        return Err(ApiError::NotSalted(SERVICE));
+    }
     let ((served, alias, named_at), attributes, seed, estimated, salt, (kept, reserved, telling)) =
         rendered(api, body, |parsed, prompt| {
             let reader = proxy.attribute_reader.load();
@@ -78,9 +82,14 @@ pub(super) async fn route(
             let salt = ours.as_deref().or(theirs);
             let seed = ChainSeed::new(&served.pool.model, adapter, salt);
             let apart = salt.map_or(0, apart);
-            let estimates = served.pool.counting.is_estimate();
-            let estimated =
-                estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
+            let block_tokens = served.pool.router.block_tokens();
+            let estimated = if api.is_grpc() && parsed.token_ids {
+                Some(Counted::of(seed, &ids_of(prompt), block_tokens))
+            } else if served.pool.counting.is_estimate() {
+                Some(Counted::estimate(seed, prompt, block_tokens))
+            } else {
+                None
+            };
             if let (Some(id), None) = (before, &kept) {
                 objects::made_by_only(id, &model::all(proxy, parts, parsed.model.as_deref())?)?;
             }
@@ -124,9 +133,14 @@ pub(super) async fn route(
         return Err(ApiError::UnknownModel(served.name().into()));
     }
     // What only a gateway may say to an engine is not relayed.
-    let stripped = reserved.then(|| strip_transfer_params(body)).transpose()?;
+    let stripped = reserved.then(|| match api.is_grpc() {
+        true => vllm_engine::strip_transfer_params(body),
+        false => strip_transfer_params(body),
+    });
+    let stripped = stripped.transpose()?;
     let body = stripped.as_ref().unwrap_or(body);
-    let renamed = alias.as_deref().filter(|alias| alias.renames());
+    // A gRPC request does not name its model.
+    let renamed = alias.as_deref().filter(|alias| alias.renames() && !api.is_grpc());
     let renamed = renamed.map(|alias| match named_at.filter(|_| stripped.is_none()) {
         Some(at) => Ok(model::with_name(body, at, &alias.model)),
         None => model::with_model(body, &alias.model),
@@ -146,7 +160,7 @@ pub(super) async fn route(
     let connector = connector.filter(|_| pool.router.may_split() && kept.is_none());
     let may_split = connector.is_some_and(|connector| {
         // Most bodies have nothing that needs a second reading.
-        splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
+        !api.is_grpc() && splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
     });
     let routed = Routed {
         served,
@@ -165,6 +179,11 @@ pub(super) async fn route(
         repeats: Repeats::Yes,
     };
     Ok((routed, ranked.or(salted).or(renamed).or(stripped)))
+}
+
+/// The token ids of a prompt that was rendered of them.
+fn ids_of(prompt: &[u8]) -> Vec<u32> {
+    prompt.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)).collect()
 }
 
 /// Whether prompt and answer are within the context of the model, as far as its card says.

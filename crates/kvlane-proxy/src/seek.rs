@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{Method, header};
 use kvlane_fleet::objects::{Maker, ObjectKey, Origin};
 use kvlane_fleet::worker::Worker;
+use kvlane_http::address::Protocol;
 use kvlane_http::client::{AskError, ask_with};
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::object_ids::ID_BYTES_MAX;
@@ -69,6 +70,7 @@ pub(super) async fn seek(
 pub(super) fn fit_workers(proxy: &Proxy) -> Vec<Arc<Worker>> {
     let mut workers: Vec<_> =
         proxy.fleet.snapshot().endpoints().map(|(_, endpoint)| Arc::clone(&endpoint.worker)).collect();
+    workers.retain(|worker| worker.upstream.address.protocol == Protocol::Http);
     workers.sort_by_key(|worker| worker.id);
     workers.dedup_by_key(|worker| worker.id);
     workers

@@ -16,6 +16,7 @@ use crate::cors;
 use crate::error::{ApiError, Told};
 use crate::error_format::ErrorFormat;
 use crate::forward;
+use crate::grpc;
 use crate::guard::{self, Purpose};
 use crate::memory::Held;
 use crate::own_api::{OwnApi, OwnRequest, Port};
@@ -70,7 +71,7 @@ impl Service {
             parts.uri = named;
         }
         let path = parts.uri.path();
-        let error_format = ErrorFormat::of(path);
+        let error_format = ErrorFormat::of_request(&parts);
         let purpose = head.and_then(|()| Purpose::of(&self.proxy, self.port, path));
         let purpose = purpose.map(|purpose| purpose.asked_with(&parts.method, path));
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
@@ -100,6 +101,7 @@ impl Service {
         account: &Account,
     ) -> Result<(Purpose, Payload), ApiError> {
         guard::admit(&self.proxy, self.port, parts, purpose)?;
+        grpc::check(parts)?;
         if guard::keeps_apart(&self.proxy, self.port, parts) {
             account.keep_apart();
         }
@@ -141,16 +143,21 @@ impl Service {
             }
             Err(error) => Err(error),
         };
-        let mut response = match answered {
-            Ok(response) => response,
+        let (mut response, status) = match answered {
+            Ok(response) => {
+                let status = grpc::status_of(response.status(), response.headers());
+                (response, status)
+            }
             Err(error) => {
                 if let Some(reached) = error.reached() {
                     self.proxy.fleet.metrics.limits.reached(reached);
                 }
-                self.explain(&parts, &account, error).into_response(error_format)
+                let error = self.explain(&parts, &account, error);
+                let status = error.status();
+                (error.into_response(error_format), status)
             }
         };
-        account.set_status(response.status());
+        account.set_status(status);
         if is_head && let Body::Relay(relay) = response.body() {
             let length = relay.size_hint().exact();
             *response.body_mut() = Body::Whole(None);

@@ -1,32 +1,137 @@
-//! gRPC: frames, status codes, and the health service.
+//! gRPC: frames, status codes and messages, and the health service.
 //!
 //! A message travels as a flag for compression, its length in four bytes, and its bytes
 //! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
 
 use bytes::{Bytes, BytesMut};
 
-use crate::protobuf::{Message, bytes_of};
+use crate::protobuf::{Message, bytes_of, number_of};
 
+/// The health of a service that serves.
+const SERVING: u64 = 1;
 /// The content type of requests and answers.
 pub const CONTENT_TYPE: &str = "application/grpc";
+/// The path of a single health check.
+pub const HEALTH_CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
 /// Bytes before a message.
 const PREFIX_BYTES: usize = 5;
+
+/// The field of an answer's trailers that says how the call ended, and the one that says why.
+pub const STATUS_FIELD: &str = "grpc-status";
+/// See [`STATUS_FIELD`].
+pub const MESSAGE_FIELD: &str = "grpc-message";
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Without error.
     Ok = 0,
+    /// The client gave it up.
+    Cancelled = 1,
+    /// An error of unknown kind.
+    Unknown = 2,
     /// A message cannot be read.
     InvalidArgument = 3,
+    /// It took too long.
+    DeadlineExceeded = 4,
     /// What the call names does not exist.
     NotFound = 5,
+    /// What the call creates exists.
+    AlreadyExists = 6,
+    /// The client may not call it.
+    PermissionDenied = 7,
     /// A message is too large, or a limit is reached.
     ResourceExhausted = 8,
+    /// The server's state does not allow it.
+    FailedPrecondition = 9,
+    /// Something else has changed meanwhile.
+    Aborted = 10,
+    /// Beyond the end of something.
+    OutOfRange = 11,
     /// The method does not exist.
     Unimplemented = 12,
-    /// The server stops.
+    /// The server failed.
+    Internal = 13,
+    /// The server stops, or is overloaded.
     Unavailable = 14,
+    /// Data is lost.
+    DataLoss = 15,
+    /// The client did not say who it is.
+    Unauthenticated = 16,
+}
+
+impl Status {
+    const ALL: [Self; 17] = [
+        Self::Ok,
+        Self::Cancelled,
+        Self::Unknown,
+        Self::InvalidArgument,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::PermissionDenied,
+        Self::ResourceExhausted,
+        Self::FailedPrecondition,
+        Self::Aborted,
+        Self::OutOfRange,
+        Self::Unimplemented,
+        Self::Internal,
+        Self::Unavailable,
+        Self::DataLoss,
+        Self::Unauthenticated,
+    ];
+
+    /// The status in a field of that name. Values that gRPC does not define are [`Status::Unknown`].
+    pub fn read(value: &[u8]) -> Self {
+        let code = std::str::from_utf8(value).ok().and_then(|value| value.trim().parse::<usize>().ok());
+        code.and_then(|code| Self::ALL.get(code).copied()).unwrap_or(Self::Unknown)
+    }
+
+    /// The status of a call that fails with this status of HTTP.
+    pub const fn of_http(status: u16) -> Self {
+        match status {
+            200..=299 => Self::Ok,
+            401 => Self::Unauthenticated,
+            403 => Self::PermissionDenied,
+            404 => Self::NotFound,
+            408 | 504 => Self::DeadlineExceeded,
+            413 | 429 | 431 => Self::ResourceExhausted,
+            405 | 415 => Self::Unimplemented,
+            400..=499 => Self::InvalidArgument,
+            502 | 503 => Self::Unavailable,
+            _ => Self::Internal,
+        }
+    }
+
+    /// The status of HTTP that stands for this status.
+    pub const fn as_http(self) -> u16 {
+        match self {
+            Self::Ok => 200,
+            Self::Cancelled => 499,
+            Self::InvalidArgument | Self::FailedPrecondition | Self::OutOfRange => 400,
+            Self::Unauthenticated => 401,
+            Self::PermissionDenied => 403,
+            Self::NotFound => 404,
+            Self::AlreadyExists | Self::Aborted => 409,
+            Self::ResourceExhausted => 429,
+            Self::Unimplemented => 501,
+            Self::Unavailable => 503,
+            Self::DeadlineExceeded => 504,
+            Self::Unknown | Self::Internal | Self::DataLoss => 500,
+        }
+    }
+}
+
+/// A text as the value of [`MESSAGE_FIELD`]: UTF-8, percent-encoded where it is not visible ASCII.
+pub fn encode_message(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            _ => encoded += &format!("%{byte:02X}"),
+        }
+    }
+    encoded
 }
 
 /// A message that is not valid.
@@ -43,6 +148,22 @@ pub enum FrameError {
         /// The limit.
         max: usize,
     },
+    /// It is cut off, or something follows it.
+    #[error("the call has not exactly one message")]
+    NotOne,
+}
+
+/// The only message of a body.
+///
+/// # Errors
+/// It is compressed, or there is not exactly one.
+pub fn message(body: &[u8]) -> Result<&[u8], FrameError> {
+    let (prefix, message) = body.split_at_checked(PREFIX_BYTES).ok_or(FrameError::NotOne)?;
+    if prefix[0] != 0 {
+        return Err(FrameError::Compressed);
+    }
+    let len = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+    if message.len() == len { Ok(message) } else { Err(FrameError::NotOne) }
 }
 
 /// Puts messages together from the pieces in which they arrive.
@@ -122,9 +243,13 @@ pub fn health_service(request: &[u8]) -> &str {
     bytes_of(request, 1).and_then(|name| std::str::from_utf8(name).ok()).unwrap_or_default()
 }
 
+/// Whether a `grpc.health.v1.HealthCheckResponse` says that the service serves.
+pub fn is_serving(answer: &[u8]) -> bool {
+    number_of(answer, 1) == Some(SERVING)
+}
+
 /// Appends a `grpc.health.v1.HealthCheckResponse`. An unknown service has no status; only `Watch` reports it so.
 pub fn health(out: &mut Vec<u8>, serving: Option<bool>) {
-    const SERVING: u64 = 1;
     const NOT_SERVING: u64 = 2;
     const SERVICE_UNKNOWN: u64 = 3;
     let status = serving.map_or(SERVICE_UNKNOWN, |serving| if serving { SERVING } else { NOT_SERVING });
@@ -172,6 +297,34 @@ mod tests {
         let mut frames = Frames::default();
         frames.push(wire.into());
         assert_eq!(frames.next(4), Err(FrameError::Compressed));
+    }
+
+    #[test]
+    fn a_body_has_exactly_one_message() {
+        let mut body = Vec::new();
+        frame(&mut body, |message| message.0.extend_from_slice(b"four"));
+        assert_eq!(message(&body), Ok(&b"four"[..]));
+        for cut in 0..body.len() {
+            assert_eq!(message(&body[..cut]), Err(FrameError::NotOne), "{cut} bytes");
+        }
+        assert_eq!(message(&[&body[..], b"x"].concat()), Err(FrameError::NotOne));
+        body[0] = 1;
+        assert_eq!(message(&body), Err(FrameError::Compressed));
+    }
+
+    #[test]
+    fn a_status_is_read_as_it_is_written() {
+        for status in Status::ALL {
+            assert_eq!(Status::read((status as u16).to_string().as_bytes()), status);
+        }
+        for other in ["17", "-1", "", "x"] {
+            assert_eq!(Status::read(other.as_bytes()), Status::Unknown, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_visible_ascii() {
+        assert_eq!(encode_message("100 % of \u{e9}\n"), "100 %25 of %C3%A9%0A");
     }
 
     #[test]

@@ -134,6 +134,22 @@ pub fn number_of(message: &[u8], number: u64) -> Option<u64> {
     })
 }
 
+/// A message without the fields of these numbers.
+///
+/// # Errors
+/// The message is not valid.
+pub fn without(message: &[u8], numbers: &[u64]) -> Result<Vec<u8>, Invalid> {
+    let (mut kept, mut left) = (Vec::with_capacity(message.len()), message);
+    while !left.is_empty() {
+        let before = left;
+        let (number, _) = read_field(&mut left).ok_or(Invalid)?;
+        if !numbers.contains(&number) {
+            kept.extend_from_slice(&before[..before.len() - left.len()]);
+        }
+    }
+    Ok(kept)
+}
+
 fn take<'a>(left: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (taken, rest) = left.split_at_checked(len)?;
     *left = rest;
@@ -156,6 +172,20 @@ fn read_varint(left: &mut &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_without_some_fields_has_the_others_as_they_were() {
+        let mut all = Message::default();
+        all.number(1, 300);
+        all.bytes(8, b"left out");
+        all.fixed32(2, 7);
+        all.number(6, 1);
+        let mut others = Message::default();
+        others.number(1, 300);
+        others.fixed32(2, 7);
+        assert_eq!(without(&all.0, &[6, 8]), Ok(others.0));
+        assert_eq!(without(&all.0[..all.0.len() - 1], &[6]), Err(Invalid));
+    }
 
     #[test]
     fn a_nested_message_of_any_length_is_read_as_written() {

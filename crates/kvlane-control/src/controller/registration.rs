@@ -7,6 +7,7 @@ use kvlane_core::scheduler::Input;
 use kvlane_fleet::metrics::Reached;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 use kvlane_fleet::worker::{Rank, ServedName, Worker};
+use kvlane_http::address::Protocol;
 use tokio::task::yield_now;
 
 use super::Controller;
@@ -143,12 +144,38 @@ impl Controller {
         }
     }
 
+    /// Checks that the other workers of its models speak what this one speaks: a request is sent to any of them.
+    ///
+    /// # Errors
+    /// Which model's workers speak another protocol.
+    pub(super) fn check_protocol(
+        &self,
+        worker: &Worker,
+        names: &[ServedName],
+        _turn: &MutexGuard<'_, ()>,
+    ) -> Result<(), String> {
+        let own = worker.upstream.address.protocol;
+        let table = self.fleet.snapshot();
+        let differs = |pool: &&Arc<ModelPool>| {
+            pool.protocol != own && names.iter().any(|served| served.base == pool.model)
+        };
+        let Some(pool) = table.pools.iter().find(differs) else { return Ok(()) };
+        let others = match pool.protocol {
+            Protocol::Http => "HTTP, and this one speaks gRPC",
+            Protocol::Grpc => "gRPC, and this one speaks HTTP",
+        };
+        Err(format!(
+            "the other workers of the model `{}` speak {others}: give all workers of a model grpc:// addresses, or none",
+            pool.model
+        ))
+    }
+
     /// The pool of a base model; opened if needed.
     fn pool(&self, base: &str, worker: &Worker) -> Arc<ModelPool> {
         if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
             return Arc::clone(pool);
         }
-        let pool = self.fleet.new_pool(base);
+        let pool = self.fleet.new_pool(base).speaking(worker.upstream.address.protocol);
         let pool = Arc::new(match &worker.provider {
             Some(provider) => pool.of_provider(Arc::clone(provider)),
             None => pool,

@@ -242,7 +242,7 @@ async fn resolve(url: &str, resolver: &TokioResolver) -> Result<(Vec<WorkerSpec>
     if places.len() > ADDRESSES_MAX {
         return Err(format!("{url}: {} addresses; the maximum is {ADDRESSES_MAX}", places.len()));
     }
-    let scheme = if address.tls { "https" } else { "http" };
+    let scheme = address.scheme();
     let worker = |place: SocketAddr| WorkerSpec {
         tls_server_name: address.tls.then(|| address.host.trim_end_matches('.').to_owned()),
         ..WorkerSpec::new(format!("{scheme}://{place}{}", address.base_path))
@@ -255,7 +255,7 @@ async fn by_service(
     address: &Address,
     resolver: &TokioResolver,
 ) -> Result<(Vec<SocketAddr>, Duration), String> {
-    let service = format!("{}._tcp.{}", if address.tls { "_https" } else { "_http" }, address.host);
+    let service = format!("_{}._tcp.{}", address.scheme(), address.host);
     let found = match resolver.lookup(service.as_str(), RecordType::SRV).await {
         Ok(found) => found,
         Err(error) if error.is_no_records_found() => {

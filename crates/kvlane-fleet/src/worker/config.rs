@@ -18,7 +18,7 @@ use kvlane_http::secret::Secret;
 section! {
     /// A worker: one engine.
     pub struct WorkerSpec {
-        /// `http://host:port`, or `https`, with a path prefix if needed.
+        /// `http://host:port`, or `https`, with a path prefix if needed; or `grpc://host:port` of vLLM's gRPC server.
         pub url: String;
         /// The model it serves; read from its `/v1/models` if not set.
         #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]

@@ -29,7 +29,8 @@ pub struct GrpcCall {
     answer: Option<h2::client::ResponseFuture>,
     receive: Option<RecvStream>,
     frames: Frames,
-    status: Option<String>,
+    /// Of head and trailers, as far as they have come.
+    fields: HeaderMap,
 }
 
 /// What a picker answers to a part of a request.
@@ -112,17 +113,29 @@ impl DataPlane {
     }
 
     /// Begins a call of this method.
+    pub async fn call(&self, path: &str) -> GrpcCall {
+        self.call_with(path, &[]).await
+    }
+
+    /// Begins a call of this method with this metadata.
     ///
     /// # Panics
     /// The connection is closed.
-    pub async fn call(&self, path: &str) -> GrpcCall {
+    pub async fn call_with(&self, path: &str, metadata: &[(&str, &str)]) -> GrpcCall {
         let requests = self.requests.clone();
         let mut requests = soon("the connection has room", requests.ready()).await.expect("it is open");
         let request = Request::post(format!("http://picker{path}"));
         let request = request.header("content-type", CONTENT_TYPE).header("te", "trailers");
+        let request = metadata.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let (answer, send) =
             requests.send_request(request.body(()).expect("a request"), false).expect("it is open");
-        GrpcCall { send, answer: Some(answer), receive: None, frames: Frames::default(), status: None }
+        GrpcCall {
+            send,
+            answer: Some(answer),
+            receive: None,
+            frames: Frames::default(),
+            fields: HeaderMap::new(),
+        }
     }
 
     /// Begins a request.
@@ -259,7 +272,7 @@ impl GrpcCall {
         if let Some(answer) = self.answer.take() {
             let answer = answer.await.expect("an answer");
             assert_eq!(answer.status(), 200);
-            self.note_status(answer.headers().clone());
+            self.fields = answer.headers().clone();
             self.receive = Some(answer.into_body());
         }
         let receive = self.receive.as_mut()?;
@@ -275,17 +288,16 @@ impl GrpcCall {
                 }
                 None => {
                     let trailers = receive.trailers().await.ok().flatten();
-                    self.note_status(trailers.unwrap_or_default());
+                    self.fields.extend(trailers.unwrap_or_default());
                     return None;
                 }
             }
         }
     }
 
-    fn note_status(&mut self, headers: HeaderMap) {
-        if let Some(status) = headers.get("grpc-status") {
-            self.status = Some(status.to_str().expect("a number").to_owned());
-        }
+    /// A field of the answer's head or trailers, as far as they have come.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields.get(name)?.to_str().ok()
     }
 
     /// The next reaction; none when the call has ended.
@@ -299,7 +311,7 @@ impl GrpcCall {
     /// It has none.
     pub async fn status(&mut self) -> String {
         while self.message().await.is_some() {}
-        self.status.clone().expect("a status")
+        self.field("grpc-status").expect("a status").to_owned()
     }
 
     /// Reactions to head and body, until the body has come back or the call has ended.

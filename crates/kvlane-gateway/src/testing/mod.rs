@@ -13,6 +13,7 @@ mod data_plane;
 mod engine;
 mod feed;
 mod gateway;
+mod grpc_engine;
 pub mod parsers;
 mod wait;
 
@@ -28,5 +29,6 @@ pub use self::data_plane::{
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::FakeFeed;
 pub use self::gateway::{TestGateway, config, in_turn, is_zero, key};
+pub use self::grpc_engine::{GrpcEngine, GrpcEngineCall, next_grpc_call};
 pub use self::wait::{PATIENCE, eventually, soon};
 pub use kvlane_control::testing::{Told, batch};

@@ -1,4 +1,5 @@
-//! HTTP/1.1 client with a connection pool: one request at a time per connection, bodies as bytes.
+//! HTTP/1.1 client with a connection pool: one request at a time per connection, bodies as bytes. [`http2`] is for servers
+//! that speak gRPC.
 //!
 //! A library client delivers a response chunk by chunk, as the server framed it: a stream of 32 events costs 32 frames
 //! on the way in and 32 on the way out. Here the bytes of one read are one piece, whatever their framing.
@@ -6,10 +7,12 @@
 //! A pool belongs to one relay thread. A connection returns to the pool only when its response has been read to the exact
 //! end. An idle connection that becomes readable is not reused: the upstream has closed it.
 
+mod body;
 pub mod chunked;
 mod config;
 mod error;
 mod head;
+mod http2;
 #[cfg(feature = "testing")]
 pub mod pieces;
 pub mod upload;
@@ -17,10 +20,8 @@ mod watch;
 mod write;
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -31,14 +32,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
+pub use self::body::AnswerBody;
+use self::body::{Http1Body, Source};
 pub use self::chunked::Chunked;
 pub use self::config::ConnectionsConfig;
 pub use self::error::UpstreamError;
 pub use self::head::is_hop_by_hop;
-use self::head::{Framing, Head, read_head};
+use self::head::{Head, read_head};
+use self::http2::Http2;
 pub use self::upload::Upload;
 use self::write::write_all;
-use crate::address::Address;
+use crate::address::{Address, Protocol};
 use crate::tls::{Stream, ToWorkers};
 use crate::upstream::{Upstream, UpstreamId};
 
@@ -53,6 +57,7 @@ pub struct Connections {
     config: ArcSwap<ConnectionsConfig>,
     tls: ArcSwap<ToWorkers>,
     idle: Mutex<HashMap<UpstreamId, Vec<Idle>>>,
+    http2: Http2,
 }
 
 struct Idle {
@@ -72,19 +77,6 @@ pub struct Answer {
     pub sent: Instant,
 }
 
-/// The body of a response, as it arrives.
-pub struct AnswerBody {
-    /// None once the connection is back in the pool.
-    stream: Option<Stream>,
-    buffer: BytesMut,
-    framing: Framing,
-    /// A piece that was read ahead and is returned first.
-    first: Option<Bytes>,
-    reusable: bool,
-    home: Arc<Connections>,
-    upstream: UpstreamId,
-}
-
 /// A connection that the upstream has switched to another protocol.
 pub struct Switched {
     /// The connection.
@@ -99,7 +91,7 @@ impl Connections {
     /// An empty pool.
     pub fn new(config: ConnectionsConfig, tls: Arc<ToWorkers>) -> Arc<Self> {
         let (config, tls) = (ArcSwap::from_pointee(config), ArcSwap::new(tls));
-        Arc::new(Self { config, tls, idle: Mutex::default() })
+        Arc::new(Self { config, tls, idle: Mutex::default(), http2: Http2::default() })
     }
 
     /// Replaces the configuration. Idle connections stay.
@@ -169,6 +161,9 @@ impl Connections {
         mut payload: Payload<'_>,
         sending: impl Fn(),
     ) -> Result<Answer, UpstreamError> {
+        if upstream.address.protocol == Protocol::Grpc {
+            return Err(UpstreamError::Connect(io::Error::other("the server speaks gRPC, not HTTP/1.1")));
+        }
         if let Some(stream) = self.take_idle(upstream.id) {
             sending();
             match self.exchange(stream, upstream.id, method, head, &mut payload).await {
@@ -232,15 +227,14 @@ impl Connections {
         if head.status == StatusCode::SWITCHING_PROTOCOLS && !matches!(payload, Payload::Switch) {
             return Err(UpstreamError::Garbage("it switches protocols".into()));
         }
-        let body = AnswerBody {
+        let body = AnswerBody::of(Source::Http1(Http1Body {
             stream: Some(stream),
             buffer,
             framing: head.framing,
-            first: None,
             reusable: head.reusable && whole,
             home: Arc::clone(self),
             upstream,
-        };
+        }));
         Ok(Answer { status: head.status, headers: head.headers, body, sent })
     }
 
@@ -264,7 +258,13 @@ impl Connections {
 
     /// Closes the idle connections to this upstream.
     pub fn forget(&self, upstream: UpstreamId) {
+        self.http2.forget(upstream);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&upstream);
+    }
+
+    /// Sends no further request on the open HTTP/2 connection to this upstream: it may lead nowhere.
+    pub fn renew(&self, upstream: UpstreamId) {
+        self.http2.forget(upstream);
     }
 
     /// Closes the connections to this upstream that have been idle for longer than `idle_timeout`.
@@ -281,137 +281,6 @@ impl Connections {
         let connections = idle.entry(upstream).or_default();
         if connections.len() < self.config.load().idle_max {
             connections.push(Idle { stream, since: Instant::now() });
-        }
-    }
-}
-
-// === impl AnswerBody ===
-
-impl AnswerBody {
-    /// Closes the connection, so that the upstream stops sending.
-    pub fn close(&mut self) {
-        self.stream = None;
-    }
-
-    /// The connection of a 101 response.
-    pub fn switch(self) -> Option<Switched> {
-        Some(Switched { stream: self.stream?, ahead: self.buffer.freeze() })
-    }
-
-    /// Whether the whole body has been returned.
-    pub fn is_done(&self) -> bool {
-        self.framing == Framing::Done && self.first.is_none()
-    }
-
-    /// Whether the body is empty or complete; if so, returns the connection to the pool.
-    pub fn is_over(&mut self) -> bool {
-        if self.is_done() {
-            self.give_back();
-        }
-        self.is_done()
-    }
-
-    /// Bytes still to come, if known.
-    pub fn bytes_left(&self) -> Option<u64> {
-        let first = self.first.as_ref().map_or(0, Bytes::len) as u64;
-        match self.framing {
-            Framing::Length { left } => Some(first + left),
-            Framing::Done => Some(first),
-            Framing::Chunked(_) | Framing::UntilClose => None,
-        }
-    }
-
-    /// Waits for a piece and appends it to the pieces read ahead: returns all of them, or nothing at the body's end. They
-    /// remain the next piece of the body.
-    ///
-    /// # Errors
-    /// The connection broke.
-    pub async fn wait_for_more(&mut self) -> io::Result<Option<&Bytes>> {
-        let before = self.first.take();
-        let more = poll_fn(|cx| self.poll_piece(cx)).await.transpose();
-        let ended = matches!(more, Ok(None));
-        self.first = match (before, more?) {
-            (Some(before), Some(more)) => Some([before, more].concat().into()),
-            (before, more) => before.or(more),
-        };
-        Ok(self.first.as_ref().filter(|_| !ended))
-    }
-
-    /// The next piece of the body; `None` at its end.
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(first)));
-        }
-        loop {
-            if !self.buffer.is_empty()
-                && let Some(piece) = self.take_piece().transpose()
-            {
-                if self.is_done() {
-                    self.give_back();
-                }
-                return Poll::Ready(Some(piece));
-            }
-            if self.is_done() {
-                self.give_back();
-                return Poll::Ready(None);
-            }
-            match ready!(self.poll_read(cx)) {
-                Ok(0) if self.framing == Framing::UntilClose => self.framing = Framing::Done,
-                Ok(0) => {
-                    let cut = io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "the upstream closed the connection before the end of the body",
-                    );
-                    return Poll::Ready(Some(Err(cut)));
-                }
-                Ok(_) => {}
-                Err(error) => return Poll::Ready(Some(Err(error))),
-            }
-        }
-    }
-
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(0)) };
-        self.buffer.reserve(READ_BYTES);
-        tokio_util::io::poll_read_buf(std::pin::Pin::new(stream), cx, &mut self.buffer)
-    }
-
-    /// The part of the body that is in the buffer.
-    fn take_piece(&mut self) -> io::Result<Option<Bytes>> {
-        let piece = match &mut self.framing {
-            Framing::Length { left } => {
-                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.buffer.len());
-                *left -= take as u64;
-                if *left == 0 {
-                    self.framing = Framing::Done;
-                }
-                self.buffer.split_to(take)
-            }
-            Framing::Chunked(chunked) => {
-                let (read, data) = chunked.decode(&mut self.buffer).map_err(io::Error::other)?;
-                if chunked.is_done() {
-                    self.framing = Framing::Done;
-                }
-                let mut piece = self.buffer.split_to(read);
-                piece.truncate(data);
-                piece
-            }
-            Framing::UntilClose => self.buffer.split(),
-            Framing::Done => {
-                self.buffer.clear();
-                return Ok(None);
-            }
-        };
-        Ok((!piece.is_empty()).then(|| piece.freeze()))
-    }
-
-    /// The response is complete: returns the connection to the pool, unless more bytes arrived than were announced.
-    fn give_back(&mut self) {
-        if let Some(stream) = self.stream.take()
-            && self.reusable
-            && self.buffer.is_empty()
-        {
-            self.home.put_idle(self.upstream, stream);
         }
     }
 }

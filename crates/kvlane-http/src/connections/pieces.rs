@@ -1,6 +1,6 @@
 //! Reads a response from memory, for fuzzing.
 
-use super::head::parse_head;
+use super::head::{Framing, parse_head};
 use super::*;
 
 /// Status and body that would be relayed of a response to a request by `method` that arrives in these pieces before the
@@ -22,11 +22,10 @@ pub fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return None;
     }
-    let mut body = AnswerBody {
+    let mut body = Http1Body {
         stream: None,
         buffer,
         framing: head.framing,
-        first: None,
         reusable: false,
         home: Connections::new(ConnectionsConfig::default(), Arc::default()),
         upstream: UpstreamId(0),

@@ -8,7 +8,7 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{Request, header};
 use kvlane_wire::ext_proc::PROCESS_PATH;
-use kvlane_wire::grpc::{CONTENT_TYPE, Status};
+use kvlane_wire::grpc::{CONTENT_TYPE, HEALTH_CHECK_PATH, Status};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::call::{Call, CallError};
 use super::exchange::exchange;
-use super::health::{self, CHECK_PATH, WATCH_PATH};
+use super::health::{self, WATCH_PATH};
 use super::picker::Picker;
 
 /// Most concurrent calls on one connection. Envoy opens one for each request in flight.
@@ -94,7 +94,7 @@ async fn call(picker: &Arc<Picker>, request: Request<RecvStream>, respond: SendR
     }
     let ended = match head.uri.path() {
         PROCESS_PATH if !picker.health_only => exchange(picker, &mut call).await,
-        CHECK_PATH => health::check(picker, &mut call).await,
+        HEALTH_CHECK_PATH => health::check(picker, &mut call).await,
         WATCH_PATH => health::watch(picker, &mut call).await,
         _ => Ok(Status::Unimplemented),
     };

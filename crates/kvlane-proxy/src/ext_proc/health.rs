@@ -10,8 +10,6 @@ use kvlane_wire::grpc::{Status, health, health_service};
 use super::call::{Call, CallError};
 use super::picker::Picker;
 
-/// The path of a single check.
-pub(super) const CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
 /// The path of a check that reports changes.
 pub(super) const WATCH_PATH: &str = "/grpc.health.v1.Health/Watch";
 /// Whether a service serves; none if there is no such service.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvlane_core::bounded::Share;
 use kvlane_core::config::{ConfigError, LEAST_TIME, wrong};
 use kvlane_core::section;
+use kvlane_http::address::{Address, Protocol};
 use kvlane_http::secret::Secret;
 
 use http::Uri;
@@ -98,7 +99,9 @@ pub fn collector(endpoint: &str) -> Result<(String, String), String> {
         path => path,
     };
     let base = format!("{scheme}://{authority}");
-    kvlane_http::address::Address::parse(&base)?;
+    if Address::parse(&base)?.protocol == Protocol::Grpc {
+        return Err(format!("'{endpoint}': spans are sent over HTTP, write http://host:4318"));
+    }
     Ok((base, path.to_owned()))
 }
 

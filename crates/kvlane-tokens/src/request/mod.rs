@@ -12,6 +12,7 @@ mod responses;
 use std::borrow::Cow;
 
 use kvlane_wire::api::Api;
+use kvlane_wire::vllm_engine::{Prompt, read_prompt};
 
 use crate::json::{Json, Map, parse};
 use crate::unknown::Unknown;
@@ -69,6 +70,12 @@ pub(crate) struct Reading {
 
 /// Reads the body of a request to `api`.
 pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Request<'a>, Unknown> {
+    if api.is_grpc() {
+        return match read_prompt(body).map_err(|error| Unknown::Body(error.to_string().into()))? {
+            Prompt::Ids(ids) => Ok(Request::Ids(ids, None)),
+            Prompt::Text(text) => Ok(Request::Text(text.into(), Shape { add_special: true, truncate: None })),
+        };
+    }
     let text = simdutf8::basic::from_utf8(body).map_err(|_| Unknown::Body("not UTF-8".into()))?;
     let Json::Map(body) = parse(text).map_err(|error| Unknown::Body(error.to_string().into()))? else {
         return Err(Unknown::Body("not an object".into()));
@@ -98,7 +105,9 @@ pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Req
         | Api::Rerank
         | Api::Score
         | Api::Infill
-        | Api::Detokenize => Err(Unknown::Api(api.name())),
+        | Api::Detokenize
+        | Api::EngineGenerate
+        | Api::EngineEmbed => Err(Unknown::Api(api.name())),
     }
 }
 

@@ -36,7 +36,8 @@ pub fn markdown(audience: Audience) -> String {
 /// Path items of OpenAPI for the paths of clients, except those that are described by hand, to stand below `paths:`.
 pub fn openapi(by_hand: &[&str]) -> String {
     let mut items = String::new();
-    for row in ENGINE_PATHS.iter().filter(|row| row.audience == Audience::Clients) {
+    // OpenAPI describes HTTP.
+    for row in ENGINE_PATHS.iter().filter(|row| row.audience == Audience::Clients && !row.is_grpc()) {
         if by_hand.contains(&row.path) {
             continue;
         }
@@ -94,6 +95,9 @@ fn titles(engines: &[&'static str]) -> String {
 }
 
 fn model(row: &EnginePath) -> &'static str {
+    if row.is_grpc() {
+        return "metadata";
+    }
     match (row.body, row.object(row.path)) {
         (_, Some(_)) => "(the object's engine)",
         (Body::Parsed(_) | Body::Json, None) => "body",
@@ -114,6 +118,9 @@ fn prompt(row: &EnginePath) -> &'static str {
 }
 
 fn answer(row: &EnginePath) -> &'static str {
+    if row.is_grpc() {
+        return "gRPC messages";
+    }
     match row.streams {
         Streams::No => "whole",
         Streams::OnRequest => "whole, or events on request",

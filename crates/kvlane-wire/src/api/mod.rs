@@ -42,11 +42,15 @@ pub enum Api {
     Embedding,
     /// Amazon SageMaker's `/invocations`: a body of any of the APIs.
     Invocations,
+    /// `Generate` of vLLM's gRPC service.
+    EngineGenerate,
+    /// `Embed` of vLLM's gRPC service.
+    EngineEmbed,
 }
 
 impl Api {
     /// Every API, in the order of the enum.
-    pub const ALL: [Api; 16] = [
+    pub const ALL: [Api; 18] = [
         Api::ChatCompletions,
         Api::Completions,
         Api::Embeddings,
@@ -63,11 +67,18 @@ impl Api {
         Api::Infill,
         Api::Embedding,
         Api::Invocations,
+        Api::EngineGenerate,
+        Api::EngineEmbed,
     ];
 
     /// The API at `path` (without query string), if it is one of these.
     pub fn from_path(path: &str) -> Option<Api> {
         EnginePath::of(path)?.0.api()
+    }
+
+    /// Whether its body is a gRPC message.
+    pub const fn is_grpc(self) -> bool {
+        matches!(self, Api::EngineGenerate | Api::EngineEmbed)
     }
 
     /// Whether the tokens of its prompts can be counted as engines count them.
@@ -99,6 +110,8 @@ impl Api {
             Api::Infill => "infill",
             Api::Embedding => "embedding",
             Api::Invocations => "invocations",
+            Api::EngineGenerate => "grpc_generate",
+            Api::EngineEmbed => "grpc_embed",
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::Api;
 use super::path::matches;
+use crate::vllm_engine::SERVICE_PATH;
 
 /// A path of an engine.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub enum Body {
     Form,
     /// JSON or a form, of which only `model` is read.
     Any,
-    /// None. The model is taken from the query.
+    /// None. The model is taken from the query; of a gRPC method, whose message is not read, from a header.
     Empty,
 }
 
@@ -124,6 +125,8 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     parsed("/v1/reranking", Api::Rerank, LLAMACPP),
     parsed("/score", Api::Score, VLLM),
     parsed("/v1/score", Api::Score, BOTH),
+    grpc("/vllm.grpc.engine.VllmEngine/Generate", Body::Parsed(Api::EngineGenerate)).streaming(),
+    grpc("/vllm.grpc.engine.VllmEngine/Embed", Body::Parsed(Api::EngineEmbed)),
     json("/v1/chat/completions/batch", Keeps::Prompt, VLLM),
     json("/v2/embed", Keeps::Prompt, VLLM),
     json("/generative_scoring", Keeps::Prompt, VLLM),
@@ -190,6 +193,12 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     about("/model_info", SGLANG, Audience::Clients),
     about("/api/tags", SGLANG, Audience::Clients),
     json("/api/show", Keeps::Nothing, SGLANG),
+    grpc("/vllm.grpc.engine.VllmEngine/HealthCheck", Body::Empty),
+    grpc("/vllm.grpc.engine.VllmEngine/GetModelInfo", Body::Empty),
+    grpc("/vllm.grpc.engine.VllmEngine/GetServerInfo", Body::Empty),
+    grpc("/vllm.grpc.engine.VllmEngine/GetLoads", Body::Empty),
+    grpc("/vllm.grpc.engine.VllmEngine/GetTokenizer", Body::Empty),
+    grpc("/vllm.grpc.engine.VllmEngine/Abort", Body::Empty),
     about("/server_info", BOTH, Audience::Operators),
     about("/get_server_info", SGLANG, Audience::Operators),
     about("/props", LLAMACPP, Audience::Operators),
@@ -207,6 +216,10 @@ pub const ENGINE_PATHS: &[EnginePath] = &[
     closed("/reset_prefix_cache", VLLM),
     closed("/reset_mm_cache", VLLM),
     closed("/reset_encoder_cache", VLLM),
+    closed("/vllm.grpc.engine.VllmEngine/FlushCache", VLLM),
+    closed("/vllm.grpc.engine.VllmEngine/StartProfile", VLLM),
+    closed("/vllm.grpc.engine.VllmEngine/StopProfile", VLLM),
+    closed("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", VLLM),
     closed("/flush_cache", SGLANG),
     closed("/sleep", VLLM),
     closed("/wake_up", VLLM),
@@ -303,6 +316,11 @@ const fn parsed(path: &'static str, api: Api, engines: &'static [&'static str]) 
     EnginePath { keeps: Keeps::Prompt, ..row(path, Body::Parsed(api), engines) }
 }
 
+const fn grpc(path: &'static str, body: Body) -> EnginePath {
+    let keeps = if matches!(body, Body::Parsed(_)) { Keeps::Prompt } else { Keeps::Nothing };
+    EnginePath { keeps, ..row(path, body, VLLM) }
+}
+
 const fn json(path: &'static str, keeps: Keeps, engines: &'static [&'static str]) -> EnginePath {
     EnginePath { keeps, ..row(path, Body::Json, engines) }
 }
@@ -359,6 +377,11 @@ impl EnginePath {
     fn is_bare(&self, path: &str) -> bool {
         let below = self.path.strip_prefix("/v1");
         self.audience != Audience::Closed && below.is_some_and(|below| matches(below, path))
+    }
+
+    /// Whether it is a method of a gRPC service.
+    pub fn is_grpc(&self) -> bool {
+        self.path.starts_with(SERVICE_PATH)
     }
 
     /// The API that parses its body.

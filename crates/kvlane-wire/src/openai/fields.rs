@@ -75,6 +75,8 @@ pub(super) const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] 
         ],
         Api::Detokenize => &[("tokens", Field::Prompts)],
         Api::Generate => &[("text", Field::Prompts), ("input_ids", Field::Prompts)],
+        // Not JSON: see `vllm_engine`.
+        Api::EngineGenerate | Api::EngineEmbed => &[],
         Api::TokensIn => &[("token_ids", Field::Prompts)],
         Api::Completion => &[("prompt", Field::Prompts)],
         Api::Infill => &[

@@ -23,7 +23,10 @@ use self::fields::{Field, SHARED, prompt_fields};
 use crate::api::Api;
 use crate::disaggregation::refuse::may_forbid;
 use crate::disaggregation::reserved::is_reserved;
+use crate::grpc::FrameError;
 use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
+use crate::protobuf::Invalid;
+use crate::vllm_engine;
 
 /// Longest accepted session name. Longer ones are ignored: they would be stored per session, and truncation could merge
 /// two sessions.
@@ -134,11 +137,20 @@ pub enum ParseError {
         /// The accepted types.
         expected: &'static str,
     },
+    /// The body of a gRPC call is not one message.
+    #[error("{0}; send one message without compression")]
+    Frame(#[from] FrameError),
+    /// The message of a gRPC call is not valid.
+    #[error(transparent)]
+    Message(#[from] Invalid),
 }
 
 /// Parses the body of a request to `api` and writes its rendered prompt to `prompt`, which is cleared first. The
 /// rendering is at most a small multiple of the body's size.
 pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<ParsedRequest<'a>, ParseError> {
+    if api.is_grpc() {
+        return vllm_engine::parse(api, body, prompt);
+    }
     prompt.clear();
     let text = utf8(body)?;
     let mut reader = Reader { scanner: Scanner::new(text), out: prompt };
