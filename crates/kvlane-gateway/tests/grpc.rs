@@ -7,9 +7,9 @@ use kvlane_gateway::testing::{
     next_grpc_call,
 };
 use kvlane_proxy::auth::Role;
+use kvlane_wire::engine::calls::{ABORT_PATH, MODEL_PATH};
 use kvlane_wire::grpc::{Status, frame};
 use kvlane_wire::protobuf::{Message, bytes_of, number_of};
-use kvlane_wire::vllm_engine::{ABORT_PATH, MODEL_PATH};
 
 const GENERATE: &str = "/vllm.grpc.engine.VllmEngine/Generate";
 

@@ -13,6 +13,8 @@ use crate::attempt_error::AttemptError;
 use crate::auth::Denied;
 use crate::body::{Body, json_response};
 use crate::error_format::ErrorFormat;
+use kvlane_wire::engine::calls::SERVICE;
+
 use crate::grpc;
 use crate::limits::Limited;
 
@@ -77,9 +79,8 @@ pub enum ApiError {
     NotGrpc(String),
     /// The workers of the model speak another protocol than the request.
     #[error(
-        "the model `{model}` is served over {} only: {}",
-        if *over_grpc { "gRPC" } else { "HTTP" },
-        if *over_grpc { "call the gRPC service vllm.grpc.engine.VllmEngine" } else { "send an HTTP request" }
+        "the model `{model}` is served over {} only",
+        if *over_grpc { format!("the gRPC service {SERVICE}") } else { "HTTP".to_owned() }
     )]
     OtherProtocol {
         /// The model.

@@ -40,7 +40,7 @@ use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
 use crate::streamed::Payload;
-use crate::{grpc, lists, realtime, seek, sidecar, split};
+use crate::{abort, grpc, lists, realtime, seek, sidecar, split};
 
 /// Answers a client request from the fleet. While no endpoint can serve it, it waits if it may. `row` is none for a path
 /// of `server.extra_paths`.
@@ -54,7 +54,7 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
-    if let Some(aborted) = Box::pin(grpc::abort(proxy, upstreams, parts, body.first(), account)).await? {
+    if let Some(aborted) = Box::pin(abort::abort(proxy, upstreams, parts, body.first(), account)).await? {
         return Ok(aborted);
     }
     if let Some(list) = Box::pin(lists::merged(proxy, upstreams, row, parts, account)).await? {

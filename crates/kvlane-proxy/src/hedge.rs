@@ -15,7 +15,7 @@ use kvlane_fleet::metrics::Hedged;
 use kvlane_http::address::Protocol;
 use kvlane_http::connections::{Answer, Connections, Upload, UpstreamError};
 use kvlane_wire::api::Api;
-use kvlane_wire::vllm_engine::with_rank;
+use kvlane_wire::engine::calls::with_rank;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 

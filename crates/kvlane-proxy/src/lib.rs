@@ -5,6 +5,7 @@
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods))]
 
+mod abort;
 pub mod account;
 mod admission;
 mod alias;

@@ -15,10 +15,10 @@ use kvlane_fleet::metrics::FailureKind;
 use kvlane_http::connections::AnswerBody;
 use kvlane_wire::answer_end::end_in_json;
 use kvlane_wire::api::Api;
+use kvlane_wire::engine::calls::AnswerScanner;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
-use kvlane_wire::vllm_engine::AnswerScanner;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::account::Account;

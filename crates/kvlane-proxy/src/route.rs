@@ -12,10 +12,10 @@ use kvlane_fleet::tokenize::Counted;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::{Api, Repeats};
 use kvlane_wire::disaggregation::{may_split, splits, strip_transfer_params};
+use kvlane_wire::engine::calls::{self, SERVICE};
 use kvlane_wire::models::max_model_len;
 use kvlane_wire::openai::{self, ParsedRequest};
 use kvlane_wire::server_timing::Stage;
-use kvlane_wire::vllm_engine::{self, SERVICE};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -134,7 +134,7 @@ pub(super) async fn route(
     }
     // What only a gateway may say to an engine is not relayed.
     let stripped = reserved.then(|| match api.is_grpc() {
-        true => vllm_engine::strip_transfer_params(body),
+        true => calls::strip_transfer_params(body),
         false => strip_transfer_params(body),
     });
     let stripped = stripped.transpose()?;

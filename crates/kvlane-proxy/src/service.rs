@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Response, header};
 use http_body::Body as _;
+use kvlane_http::address::Protocol;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::path::allows;
 
@@ -101,7 +102,7 @@ impl Service {
         account: &Account,
     ) -> Result<(Purpose, Payload), ApiError> {
         guard::admit(&self.proxy, self.port, parts, purpose)?;
-        grpc::check(parts)?;
+        check_call(parts)?;
         if guard::keeps_apart(&self.proxy, self.port, parts) {
             account.keep_apart();
         }
@@ -214,4 +215,16 @@ impl Service {
 /// Bytes of the fields of a head.
 fn bytes_of(headers: &http::HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
+}
+
+/// Rejects a request to a method that is no gRPC call.
+///
+/// # Errors
+/// It is none.
+fn check_call(parts: &Parts) -> Result<(), ApiError> {
+    let path = parts.uri.path();
+    if grpc::protocol_of(path) == Protocol::Http || grpc::is_call(parts) {
+        return Ok(());
+    }
+    Err(ApiError::NotGrpc(path.chars().take(200).collect()))
 }

@@ -11,7 +11,6 @@
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
 //! - [`ext_proc`]: Envoy's messages to an external processor, in [`grpc`] frames.
 //! - [`replica`]: what replicas of the gateway tell each other, in [`grpc`] frames.
-//! - [`vllm_engine`]: vLLM's gRPC service, in [`grpc`] frames.
 //! - [`yaml`]: a file to a value, with the place of what is wrong.
 //! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
@@ -42,6 +41,5 @@ pub mod server_timing;
 pub mod sse;
 pub mod trace_context;
 mod usage;
-pub mod vllm_engine;
 pub mod yaml;
 pub mod zmtp;

@@ -5,8 +5,8 @@ use http::HeaderMap;
 use kvlane_core::load::LoadReport;
 use kvlane_fleet::worker::{ServedName, Worker};
 use kvlane_http::client::ask_http2;
+use kvlane_wire::engine::calls::{self, HEALTH_PATH, LOADS_PATH, MODEL_PATH, ModelInfo, SERVER, SERVICE};
 use kvlane_wire::grpc::{HEALTH_CHECK_PATH, MESSAGE_FIELD, STATUS_FIELD, Status, frame, is_serving, message};
-use kvlane_wire::vllm_engine::{self, HEALTH_PATH, LOADS_PATH, MODEL_PATH, ModelInfo, SERVICE};
 
 use super::{Controller, PROBE_BYTES_MAX, problem_log};
 
@@ -26,7 +26,7 @@ impl Controller {
     pub(super) async fn grpc_loads(&self, worker: &Worker) -> Result<Vec<(u32, LoadReport)>, String> {
         self.grpc_health(worker).await?;
         let answer = self.call(worker, LOADS_PATH, &[]).await;
-        Ok(answer.map(|answer| vllm_engine::loads(&answer)).unwrap_or_default())
+        Ok(answer.map(|answer| calls::loads(&answer)).unwrap_or_default())
     }
 
     /// Whether a worker serves: by the health service of gRPC, which a server that warms up or shuts down answers in the
@@ -46,14 +46,13 @@ impl Controller {
         }
         let answer =
             self.call(worker, HEALTH_PATH, &[]).await.map_err(|error| problem(HEALTH_PATH, error))?;
-        vllm_engine::health(&answer)
-            .map_err(|said| format!("{HEALTH_PATH} says that it is not healthy: {said}"))
+        calls::health(&answer).map_err(|said| format!("{HEALTH_PATH} says that it is not healthy: {said}"))
     }
 
     /// The model that a worker serves.
     pub(super) async fn grpc_model(&self, worker: &Worker) -> Result<ServedName, String> {
         let answer = self.call(worker, MODEL_PATH, &[]).await.map_err(|error| problem(MODEL_PATH, error))?;
-        let info = vllm_engine::model_info(&answer);
+        let info = calls::model_info(&answer);
         let ModelInfo { name, card } =
             info.ok_or_else(|| format!("{MODEL_PATH} names no model; give this worker's model"))?;
         Ok(ServedName { base: name.clone(), name, card })
@@ -87,9 +86,7 @@ fn status(fields: &HeaderMap) -> Option<Status> {
 fn problem(path: &str, error: CallError) -> String {
     match error {
         CallError::Ended(Status::Unimplemented, _) => {
-            format!(
-                "{path} is not implemented: is it vLLM's gRPC server (python -m vllm.entrypoints.launchers.grpc_server)?"
-            )
+            format!("{path} is not implemented: is it {SERVER}?")
         }
         CallError::Ended(status, said) => format!("{path} ended with {status:?}: {said}"),
         CallError::None(problem) => problem,

@@ -6,11 +6,11 @@ use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Request, Response};
+use kvlane_wire::engine::calls::{LOADS_PATH, MODEL_PATH};
 use kvlane_wire::grpc::{
     CONTENT_TYPE, HEALTH_CHECK_PATH, STATUS_FIELD, Status, encode_message, frame, health, message,
 };
 use kvlane_wire::protobuf::Message;
-use kvlane_wire::vllm_engine::{LOADS_PATH, MODEL_PATH};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::{AbortHandle, JoinSet};

@@ -12,7 +12,7 @@ mod responses;
 use std::borrow::Cow;
 
 use kvlane_wire::api::Api;
-use kvlane_wire::vllm_engine::{Prompt, read_prompt};
+use kvlane_wire::engine::calls::{Prompt, read_prompt};
 
 use crate::json::{Json, Map, parse};
 use crate::unknown::Unknown;

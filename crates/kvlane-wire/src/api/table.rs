@@ -7,7 +7,7 @@
 
 use super::Api;
 use super::path::matches;
-use crate::vllm_engine::SERVICE_PATH;
+use crate::engine::calls::SERVICE_PATH;
 
 /// A path of an engine.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod cache;
+pub mod calls;
 mod feed;
 mod kind;
 mod llamacpp;

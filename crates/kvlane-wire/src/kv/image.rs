@@ -23,12 +23,12 @@ pub fn image_key(name: &str, offset: i64, out: &mut Vec<u8>) {
     match offset {
         -32..128 => out.push(offset as u8),
         128..256 => out.extend([0xcc, offset as u8]),
-        -128..0 => out.extend([0xd0, offset as u8]),
+        -128..-32 => out.extend([0xd0, offset as u8]),
         256..65_536 => {
             out.push(0xcd);
             out.extend((offset as u16).to_be_bytes());
         }
-        -32_768..0 => {
+        -32_768..-128 => {
             out.push(0xd1);
             out.extend((offset as i16).to_be_bytes());
         }

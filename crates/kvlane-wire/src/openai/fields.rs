@@ -75,7 +75,7 @@ pub(super) const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] 
         ],
         Api::Detokenize => &[("tokens", Field::Prompts)],
         Api::Generate => &[("text", Field::Prompts), ("input_ids", Field::Prompts)],
-        // Not JSON: see `vllm_engine`.
+        // Not JSON: see `engine::calls`.
         Api::EngineGenerate | Api::EngineEmbed => &[],
         Api::TokensIn => &[("token_ids", Field::Prompts)],
         Api::Completion => &[("prompt", Field::Prompts)],

@@ -23,10 +23,10 @@ use self::fields::{Field, SHARED, prompt_fields};
 use crate::api::Api;
 use crate::disaggregation::refuse::may_forbid;
 use crate::disaggregation::reserved::is_reserved;
+use crate::engine::calls;
 use crate::grpc::FrameError;
 use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
 use crate::protobuf::Invalid;
-use crate::vllm_engine;
 
 /// Longest accepted session name. Longer ones are ignored: they would be stored per session, and truncation could merge
 /// two sessions.
@@ -149,7 +149,7 @@ pub enum ParseError {
 /// rendering is at most a small multiple of the body's size.
 pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<ParsedRequest<'a>, ParseError> {
     if api.is_grpc() {
-        return vllm_engine::parse(api, body, prompt);
+        return calls::parse(api, body, prompt);
     }
     prompt.clear();
     let text = utf8(body)?;

@@ -15,6 +15,8 @@ use crate::openai::{ParseError, ParsedRequest};
 use crate::protobuf::{Field, Invalid, bytes_of, checked_fields, fields, number_of, without};
 use crate::sse::Usage;
 
+/// The program that serves it.
+pub const SERVER: &str = "vLLM's gRPC server (python -m vllm.entrypoints.launchers.grpc_server)";
 /// Its name.
 pub const SERVICE: &str = "vllm.grpc.engine.VllmEngine";
 /// The beginning of the paths of all methods.
