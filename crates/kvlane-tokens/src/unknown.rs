@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
-use crate::media::NewImage;
+use crate::media::question::NewImage;
 
 /// Why a request's tokens cannot be determined. The caller estimates them. The request itself may be invalid only for
 /// [`Unknown::Body`] and [`Unknown::Refused`], and even then the engine decides.

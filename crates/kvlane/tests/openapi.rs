@@ -93,7 +93,7 @@ fn the_documents_of_paths_are_what_the_table_says() {
 #[test]
 fn every_route_of_the_code_is_in_the_document_and_no_other() {
     let mut described = paths(&document());
-    for row in ENGINE_PATHS.iter().filter(|row| row.audience == Audience::Clients) {
+    for row in ENGINE_PATHS.iter().filter(|row| row.audience == Audience::Clients && !row.is_grpc()) {
         let path = row.path.replace("{}", "{id}");
         let methods = described.remove(&path).unwrap_or_else(|| panic!("docs/openapi.yaml lacks {path}"));
         assert_eq!(methods, row.methods.split(", ").map(str::to_owned).collect(), "{path}");

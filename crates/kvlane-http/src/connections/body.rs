@@ -11,9 +11,19 @@ use http::HeaderMap;
 
 use super::head::Framing;
 use super::http2::Http2Body;
-use super::{Connections, READ_BYTES, Switched};
+use super::idle::IdleConnections;
 use crate::tls::Stream;
 use crate::upstream::UpstreamId;
+
+/// Buffer of one read. An engine's event has about 200 bytes, an answer a few kilobytes.
+pub(super) const READ_BYTES: usize = 16 << 10;
+/// A connection that the upstream has switched to another protocol.
+pub struct Switched {
+    /// The connection.
+    pub stream: Stream,
+    /// Bytes of that protocol that arrived with the response's head.
+    pub ahead: Bytes,
+}
 
 /// The body of a response, as it arrives.
 pub struct AnswerBody {
@@ -37,7 +47,7 @@ pub(super) struct Http1Body {
     pub(super) buffer: BytesMut,
     pub(super) framing: Framing,
     pub(super) reusable: bool,
-    pub(super) home: Arc<Connections>,
+    pub(super) home: Arc<IdleConnections>,
     pub(super) upstream: UpstreamId,
 }
 
@@ -214,7 +224,7 @@ impl Http1Body {
             && self.reusable
             && self.buffer.is_empty()
         {
-            self.home.put_idle(self.upstream, stream);
+            self.home.put(self.upstream, stream);
         }
     }
 }

@@ -2,20 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
+use http::response::Parts;
 use http::{HeaderMap, Request};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::body::Source;
-use super::{Answer, AnswerBody, Connections};
-use crate::connections::UpstreamError;
-use crate::upstream::{Upstream, UpstreamId};
+use super::error::UpstreamError;
+use crate::tls::Stream;
+use crate::upstream::UpstreamId;
 
 /// Bytes that a server may send in one stream, and on one connection, before they are relayed. A client that reads nothing
 /// holds up others only once 256 of them do.
@@ -53,26 +54,17 @@ impl Http2 {
     fn open(&self) -> MutexGuard<'_, HashMap<UpstreamId, SendRequest<Bytes>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-// === impl Connections ===
-
-impl Connections {
-    /// Sends a request over HTTP/2 and waits for the head of the response; calls `sending` just before it is sent. Dropping
-    /// the future or the response's body cancels the request.
-    ///
-    /// If an open connection takes no request any more, a new one is made.
-    ///
-    /// # Errors
-    /// Why there is no response.
-    pub async fn send_http2(
-        self: &Arc<Self>,
-        upstream: &Upstream,
+    /// Sends a request; connects first, within this time, if no open connection takes one.
+    pub(super) async fn send(
+        &self,
+        upstream: UpstreamId,
+        (connecting, within): (impl Future<Output = Result<Stream, UpstreamError>>, Duration),
         head: &Request<()>,
         body: &Bytes,
         sending: impl Fn(),
-    ) -> Result<Answer, UpstreamError> {
-        let open = self.http2.open().get(&upstream.id).cloned();
+    ) -> Result<(Parts, Http2Body, Instant), UpstreamError> {
+        let open = self.open().get(&upstream).cloned();
         if let Some(open) = open
             && let Ok(ready) = open.ready().await
         {
@@ -81,24 +73,27 @@ impl Connections {
                 answered => return answered,
             }
         }
-        let opened = Box::pin(self.open_http2(upstream)).await?;
-        self.http2.open().insert(upstream.id, opened.clone());
+        // Boxed: connecting is rare, and its future is much larger than the rest.
+        let opened = Box::pin(self.shake_hands(connecting, within)).await?;
+        self.open().insert(upstream, opened.clone());
         exchange(opened.ready().await.map_err(broken)?, head, body, &sending).await
     }
 
-    async fn open_http2(&self, upstream: &Upstream) -> Result<SendRequest<Bytes>, UpstreamError> {
-        let stream = self.connect_in_time(upstream).await?;
+    async fn shake_hands(
+        &self,
+        connecting: impl Future<Output = Result<Stream, UpstreamError>>,
+        within: Duration,
+    ) -> Result<SendRequest<Bytes>, UpstreamError> {
+        let stream = connecting.await?;
         let mut builder = Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(HEAD_BYTES_MAX)
             .enable_push(false);
-        let handshake = timeout(self.config.load().connect_timeout, builder.handshake(stream));
-        let handshake =
-            handshake.await.map_err(|_| UpstreamError::Silent(self.config.load().connect_timeout))?;
-        let (opened, connection) = handshake.map_err(broken)?;
-        self.http2.drivers.spawn(async move {
+        let handshake = timeout(within, builder.handshake(stream)).await;
+        let (opened, connection) = handshake.map_err(|_| UpstreamError::Silent(within))?.map_err(broken)?;
+        self.drivers.spawn(async move {
             // Each of its requests is told of an error.
             let _ = connection.await;
         });
@@ -111,7 +106,7 @@ async fn exchange(
     head: &Request<()>,
     body: &Bytes,
     sending: &impl Fn(),
-) -> Result<Answer, UpstreamError> {
+) -> Result<(Parts, Http2Body, Instant), UpstreamError> {
     sending();
     let (answer, mut request) = connection.send_request(head.clone(), body.is_empty()).map_err(unsent)?;
     if !body.is_empty() {
@@ -122,8 +117,7 @@ async fn exchange(
     let (parts, stream) = answer.await.map_err(unsent)?.into_parts();
     let is_done = stream.is_end_stream();
     let body = Http2Body { stream: Some(stream), request, is_done, trailers: None };
-    let body = AnswerBody::of(Source::Http2(Box::new(body)));
-    Ok(Answer { status: parts.status, headers: parts.headers, body, sent })
+    Ok((parts, body, sent))
 }
 
 /// An error before a response. The server has not received the request if it has refused it, or has closed the connection

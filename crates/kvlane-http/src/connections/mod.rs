@@ -13,56 +13,44 @@ mod config;
 mod error;
 mod head;
 mod http2;
+mod idle;
 #[cfg(feature = "testing")]
 pub mod pieces;
 pub mod upload;
 mod watch;
 mod write;
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http::header::HeaderMap;
-use http::{Method, StatusCode};
+use http::{Method, Request, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-pub use self::body::AnswerBody;
-use self::body::{Http1Body, Source};
+pub use self::body::{AnswerBody, Switched};
+use self::body::{Http1Body, READ_BYTES, Source};
 pub use self::chunked::Chunked;
 pub use self::config::ConnectionsConfig;
 pub use self::error::UpstreamError;
 pub use self::head::is_hop_by_hop;
 use self::head::{Head, read_head};
 use self::http2::Http2;
+use self::idle::IdleConnections;
 pub use self::upload::Upload;
 use self::write::write_all;
 use crate::address::{Address, Protocol};
 use crate::tls::{Stream, ToWorkers};
 use crate::upstream::{Upstream, UpstreamId};
 
-/// Buffer of one read. An engine's event has about 200 bytes, an answer a few kilobytes.
-const READ_BYTES: usize = 16 << 10;
-/// Idle time from which on the kernel is asked whether the upstream has closed the connection. Up to then the runtime's own
-/// readiness is used.
-const LOOKED_AT_AFTER: Duration = Duration::from_millis(10);
-
 /// The connection pool of one thread.
 pub struct Connections {
-    config: ArcSwap<ConnectionsConfig>,
+    idle: Arc<IdleConnections>,
     tls: ArcSwap<ToWorkers>,
-    idle: Mutex<HashMap<UpstreamId, Vec<Idle>>>,
     http2: Http2,
-}
-
-struct Idle {
-    stream: Stream,
-    since: Instant,
 }
 
 /// A response whose head has arrived.
@@ -77,26 +65,18 @@ pub struct Answer {
     pub sent: Instant,
 }
 
-/// A connection that the upstream has switched to another protocol.
-pub struct Switched {
-    /// The connection.
-    pub stream: Stream,
-    /// Bytes of that protocol that arrived with the response's head.
-    pub ahead: Bytes,
-}
-
 // === impl Connections ===
 
 impl Connections {
     /// An empty pool.
     pub fn new(config: ConnectionsConfig, tls: Arc<ToWorkers>) -> Arc<Self> {
-        let (config, tls) = (ArcSwap::from_pointee(config), ArcSwap::new(tls));
-        Arc::new(Self { config, tls, idle: Mutex::default(), http2: Http2::default() })
+        let (idle, tls) = (IdleConnections::new(config), ArcSwap::new(tls));
+        Arc::new(Self { idle: Arc::new(idle), tls, http2: Http2::default() })
     }
 
     /// Replaces the configuration. Idle connections stay.
     pub fn configure(&self, config: ConnectionsConfig) {
-        self.config.store(Arc::new(config));
+        self.idle.config.store(Arc::new(config));
     }
 
     /// Replaces the certificates. Idle connections stay.
@@ -153,6 +133,28 @@ impl Connections {
         self.send_payload(upstream, method, head, Payload::Switch, sending).await
     }
 
+    /// Sends a request over HTTP/2 and waits for the head of the response; calls `sending` just before it is sent. Dropping
+    /// the future or the response's body cancels the request.
+    ///
+    /// If an open connection takes no request any more, a new one is made.
+    ///
+    /// # Errors
+    /// Why there is no response.
+    pub async fn send_http2(
+        &self,
+        upstream: &Upstream,
+        head: &Request<()>,
+        body: &Bytes,
+        sending: impl Fn(),
+    ) -> Result<Answer, UpstreamError> {
+        let within = self.idle.config.load().connect_timeout;
+        let connecting = self.connect_in_time(upstream);
+        let (parts, body, sent) =
+            self.http2.send(upstream.id, (connecting, within), head, body, sending).await?;
+        let body = AnswerBody::of(Source::Http2(Box::new(body)));
+        Ok(Answer { status: parts.status, headers: parts.headers, body, sent })
+    }
+
     async fn send_payload(
         self: &Arc<Self>,
         upstream: &Upstream,
@@ -164,7 +166,7 @@ impl Connections {
         if upstream.address.protocol == Protocol::Grpc {
             return Err(UpstreamError::Connect(io::Error::other("the server speaks gRPC, not HTTP/1.1")));
         }
-        if let Some(stream) = self.take_idle(upstream.id) {
+        if let Some(stream) = self.idle.take(upstream.id) {
             sending();
             match self.exchange(stream, upstream.id, method, head, &mut payload).await {
                 Err(UpstreamError::Stale(_)) => {}
@@ -178,7 +180,7 @@ impl Connections {
     }
 
     async fn connect_in_time(&self, upstream: &Upstream) -> Result<Stream, UpstreamError> {
-        let within = self.config.load().connect_timeout;
+        let within = self.idle.config.load().connect_timeout;
         match timeout(within, self.connect(upstream)).await {
             Ok(connected) => connected.map_err(UpstreamError::Connect),
             Err(_) => Err(UpstreamError::ConnectTimeout(within)),
@@ -232,34 +234,16 @@ impl Connections {
             buffer,
             framing: head.framing,
             reusable: head.reusable && whole,
-            home: Arc::clone(self),
+            home: Arc::clone(&self.idle),
             upstream,
         }));
         Ok(Answer { status: head.status, headers: head.headers, body, sent })
     }
 
-    fn take_idle(&self, upstream: UpstreamId) -> Option<Stream> {
-        let idle_timeout = self.config.load().idle_timeout;
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = idle.get_mut(&upstream)?;
-        while let Some(Idle { mut stream, since }) = connections.pop() {
-            let idle = since.elapsed();
-            if idle > idle_timeout {
-                // The most recently used one is too old, so all are.
-                connections.clear();
-                return None;
-            }
-            if (idle < LOOKED_AT_AFTER && stream.seems_silent()) || stream.is_silent() {
-                return Some(stream);
-            }
-        }
-        None
-    }
-
     /// Closes the idle connections to this upstream.
     pub fn forget(&self, upstream: UpstreamId) {
         self.http2.forget(upstream);
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&upstream);
+        self.idle.all().remove(&upstream);
     }
 
     /// Sends no further request on the open HTTP/2 connection to this upstream: it may lead nowhere.
@@ -269,19 +253,7 @@ impl Connections {
 
     /// Closes the connections to this upstream that have been idle for longer than `idle_timeout`.
     pub fn sweep(&self, upstream: UpstreamId) {
-        let idle_timeout = self.config.load().idle_timeout;
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connections) = idle.get_mut(&upstream) {
-            connections.retain(|connection| connection.since.elapsed() <= idle_timeout);
-        }
-    }
-
-    fn put_idle(&self, upstream: UpstreamId, stream: Stream) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = idle.entry(upstream).or_default();
-        if connections.len() < self.config.load().idle_max {
-            connections.push(Idle { stream, since: Instant::now() });
-        }
+        self.idle.sweep(upstream);
     }
 }
 

@@ -27,7 +27,7 @@ pub fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>
         buffer,
         framing: head.framing,
         reusable: false,
-        home: Connections::new(ConnectionsConfig::default(), Arc::default()),
+        home: Arc::new(IdleConnections::new(ConnectionsConfig::default())),
         upstream: UpstreamId(0),
     };
     let mut whole = Vec::new();

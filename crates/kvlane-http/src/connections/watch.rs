@@ -2,12 +2,12 @@
 
 use std::future::pending;
 use std::io;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Connections, Idle};
+use super::Connections;
+use super::idle::{Idle, IdleConnections};
 use crate::tls::Stream;
 use crate::upstream::{Upstream, UpstreamId};
 
@@ -16,7 +16,7 @@ const REFUSAL_WITHIN: Duration = Duration::from_millis(100);
 
 /// An idle connection that is being watched. It returns to the pool unless it was closed.
 struct Watched<'a> {
-    home: &'a Connections,
+    home: &'a IdleConnections,
     upstream: UpstreamId,
     idle: Option<Idle>,
 }
@@ -26,9 +26,8 @@ struct Watched<'a> {
 impl Connections {
     /// Waits until the upstream closes the connection that was used last, while that is idle; forever if there is none.
     pub async fn closed(&self, upstream: UpstreamId) {
-        let newest =
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&upstream).and_then(Vec::pop);
-        let mut watched = Watched { home: self, upstream, idle: newest };
+        let newest = self.idle.all().get_mut(&upstream).and_then(Vec::pop);
+        let mut watched = Watched { home: &self.idle, upstream, idle: newest };
         let Some(Idle { stream, .. }) = &mut watched.idle else { return pending().await };
         while stream.tcp().readable().await.is_ok() && stream.is_silent() {}
         watched.idle = None;
@@ -42,11 +41,11 @@ impl Connections {
 
     /// Whether the upstream accepts a connection. The connection is kept in the pool.
     pub async fn is_there(&self, upstream: &Upstream) -> bool {
-        let connect_timeout = self.config.load().connect_timeout;
+        let connect_timeout = self.idle.config.load().connect_timeout;
         let connected: io::Result<Stream> = timeout(connect_timeout, self.connect(upstream))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        connected.map(|stream| self.put_idle(upstream.id, stream)).is_ok()
+        connected.map(|stream| self.idle.put(upstream.id, stream)).is_ok()
     }
 }
 
@@ -55,8 +54,7 @@ impl Connections {
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
         if let Some(idle) = self.idle.take() {
-            let mut all = self.home.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            all.entry(self.upstream).or_default().push(idle);
+            self.home.all().entry(self.upstream).or_default().push(idle);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod header;
 mod name;
+pub(crate) mod question;
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,8 @@ use crate::prompt::Placed;
 use crate::unknown::Unknown;
 
 use header::{Header, header};
+pub use question::NewImage;
+use question::Size;
 
 /// Sizes that are remembered: of a model that splits images by their proportions, each may have thousands of tokens, but
 /// few different ones in a row.
@@ -30,22 +33,6 @@ pub(crate) struct Image<'a> {
     name: Option<Cow<'a, str>>,
     /// Where it is: a `data:` URL, or another one.
     url: Option<Cow<'a, str>>,
-}
-
-/// An image of a size whose tokens are unknown: an engine's `/tokenize` can tell them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewImage {
-    size: Size,
-    /// Messages with this image alone, as JSON.
-    messages: serde_json::Value,
-}
-
-/// What the tokens of an image depend on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Size {
-    Pixels(u32, u32),
-    /// Of an image whose header cannot be read: its name.
-    OfImage(String),
 }
 
 /// Tokens as runs of equal ones.
@@ -113,15 +100,6 @@ impl<'a> Image<'a> {
             part["uuid"] = json!(name);
         }
         NewImage { size, messages: json!([{"role": "user", "content": [part]}]) }
-    }
-}
-
-// === impl NewImage ===
-
-impl NewImage {
-    /// The body of the question for an engine's `/tokenize`.
-    pub fn question(&self, model: &str) -> serde_json::Value {
-        json!({"model": model, "messages": self.messages})
     }
 }
 

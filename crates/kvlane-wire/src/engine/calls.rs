@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::api::Api;
 use crate::grpc::{Frames, frame, message};
-use crate::openai::{ParseError, ParsedRequest};
+use crate::openai::parsed::{ParseError, ParsedRequest};
 use crate::protobuf::{Field, Invalid, bytes_of, checked_fields, fields, number_of, without};
 use crate::sse::Usage;
 
