@@ -265,7 +265,7 @@ async fn a_model_is_served_in_one_protocol() {
     assert!(status == "5" && said.contains("over HTTP only"), "{status} {said}");
     let reply = gateway.ask("POST", "/v1/chat/completions", chat("g", "hi")).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (404, "model_not_found"));
-    assert!(reply.text().contains("over gRPC only"), "{}", reply.text());
+    assert!(reply.text().contains("over the gRPC service"), "{}", reply.text());
     let reply = gateway.ask("POST", GENERATE, "{}").await;
     assert_eq!((reply.status, reply.error_code().as_str()), (415, "not_grpc"));
     drop(client);

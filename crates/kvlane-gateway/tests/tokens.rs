@@ -477,10 +477,15 @@ async fn a_prompt_that_the_tokenizer_does_not_count_is_estimated_and_served() {
     let mut config = config();
     config.tokens.path = Some(tiny());
     let gateway = TestGateway::start(config, &[&engine]).await;
-    let picture = json!({"model": "m", "messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]});
-    ask(&gateway, &engine, picture.to_string()).await;
-    assert_eq!(estimates(&gateway, "media").await, Some(1.0));
+    // The model's template takes text only.
+    for (part, why) in [
+        (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}), "refused"),
+        (json!({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}), "media"),
+    ] {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": [part]}]});
+        ask(&gateway, &engine, body.to_string()).await;
+        assert_eq!(estimates(&gateway, why).await, Some(1.0), "{why}");
+    }
     gateway.end().await;
 }
 
