@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body_util::{BodyExt, Full};
 use kvlane_fleet::worker::Worker;
@@ -26,21 +25,16 @@ const ABORTS_MAX: usize = 256;
 /// Largest answer to that.
 const ABORT_BYTES_MAX: usize = 64 << 10;
 
-/// Tells every engine to abort the requests that a call names, if it is such a call: an engine ignores ids that it does not
-/// know.
+/// Tells every engine to abort the requests that a call names: an engine ignores ids that it does not know.
 ///
 /// # Errors
 /// No engine speaks gRPC, or none answered.
 pub(super) async fn abort(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
-    parts: &Parts,
     body: &Bytes,
     account: &Account,
-) -> Result<Option<Response<Body>>, ApiError> {
-    if parts.uri.path() != ABORT_PATH {
-        return Ok(None);
-    }
+) -> Result<Response<Body>, ApiError> {
     if proxy.settings().auth.isolate_tenants {
         return Err(ApiError::NotIsolated(ABORT_PATH));
     }
@@ -63,7 +57,7 @@ pub(super) async fn abort(
     }
     let (fields, message) = last.ok_or_else(|| no_endpoint(proxy, String::new()))?;
     account.settle();
-    Ok(Some(whole(&fields, message)))
+    Ok(whole(&fields, message))
 }
 
 /// An answer whose messages have all come.

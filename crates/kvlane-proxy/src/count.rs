@@ -69,7 +69,7 @@ async fn count_here(
             Err(Unknown::NewImage(image)) if asked < NEW_IMAGES_MAX => {
                 asked += 1;
                 let body = Bytes::from(image.question(&question.pool.model).to_string());
-                let answer = tokens_of(proxy, upstreams, question, &body).await?;
+                let answer = tokens_of(proxy, upstreams, question, Api::ChatCompletions, &body).await?;
                 local.tokenizer.learn_image(&image, &answer, date());
             }
             Err(unknown) => {
@@ -113,23 +113,23 @@ async fn ask_engine(
     upstreams: &Arc<Connections>,
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
-    let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&question.pool.model));
-    if !tokenize.apis.contains(&question.api) {
-        return Err("api");
-    }
-    let tokens = tokens_of(proxy, upstreams, question, question.body).await?;
+    let tokens = tokens_of(proxy, upstreams, question, question.api, question.body).await?;
     Ok(Counted::of(question.seed, &tokens, question.pool.router.block_tokens()))
 }
 
-/// The tokens that one of the pool's workers, in turn, tells of a body.
+/// The tokens that one of the pool's workers, in turn, tells of a body of `api`.
 async fn tokens_of(
     proxy: &Proxy,
     upstreams: &Arc<Connections>,
     question: &Question<'_>,
+    api: Api,
     body: &Bytes,
 ) -> Result<Vec<u32>, Why> {
     let pool = question.pool;
     let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&pool.model));
+    if !tokenize.apis.contains(&api) {
+        return Err("api");
+    }
     let turn = proxy.fleet.tokenizers.turn.fetch_add(1, Ordering::Relaxed);
     let endpoint = pool.router.read(|scheduler| {
         let eligible = scheduler.pool().eligible().count();

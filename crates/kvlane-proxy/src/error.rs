@@ -7,14 +7,13 @@ use http::{HeaderValue, StatusCode, header};
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::Reached;
+use kvlane_wire::engine::calls::SERVICE;
 use kvlane_wire::openai::ParseError;
 
 use crate::attempt_error::AttemptError;
 use crate::auth::Denied;
 use crate::body::{Body, json_response};
 use crate::error_format::ErrorFormat;
-use kvlane_wire::engine::calls::SERVICE;
-
 use crate::grpc;
 use crate::limits::Limited;
 
@@ -242,7 +241,7 @@ fn no_endpoint_text(model: &str, waited: Duration, told: &Told) -> String {
     let waited = match waited.as_secs_f64() {
         0.0 => String::new(),
         seconds => format!(
-            " after {seconds:.1} s of waiting (routing.empty_pool_timeout, of an adapter adapters.load_timeout)"
+            " after {seconds:.1} s of waiting (routing.empty_pool_timeout; for an adapter, adapters.load_timeout)"
         ),
     };
     let told = match told {

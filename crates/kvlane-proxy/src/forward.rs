@@ -12,6 +12,7 @@ use kvlane_fleet::snapshot::Served;
 use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::{Api, EnginePath, Repeats};
 use kvlane_wire::disaggregation::Connector;
+use kvlane_wire::engine::calls::ABORT_PATH;
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
 
@@ -54,8 +55,8 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&proxy.settings(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
-    if let Some(aborted) = Box::pin(abort::abort(proxy, upstreams, parts, body.first(), account)).await? {
-        return Ok(aborted);
+    if parts.uri.path() == ABORT_PATH {
+        return Box::pin(abort::abort(proxy, upstreams, body.first(), account)).await;
     }
     if let Some(list) = Box::pin(lists::merged(proxy, upstreams, row, parts, account)).await? {
         return Ok(list);

@@ -411,13 +411,13 @@ impl Watch {
     }
 
     /// Inspects a piece.
-    pub(super) fn see(&mut self, piece: &[u8]) -> PieceKind {
+    pub(super) fn see(&mut self, piece: &Bytes) -> PieceKind {
         let beginning = |begun: &mut bool| {
             if std::mem::replace(begun, true) { PieceKind::Nothing } else { PieceKind::Beginning }
         };
         match self {
             Self::Events(scanner) => PieceKind::Tokens(scanner.push(piece)),
-            Self::Grpc { scanner, begun } => match scanner.push(Bytes::copy_from_slice(piece)) {
+            Self::Grpc { scanner, begun } => match scanner.push(piece.clone()) {
                 0 if scanner.usage().is_some() => beginning(begun),
                 tokens => {
                     *begun |= tokens > 0;

@@ -20,6 +20,10 @@ use crate::unknown::Unknown;
 /// (`utils/chat_template_utils.py`).
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
+/// The conversation of [`NewImage::question`], without the image.
+const ONE_IMAGE: &[u8] =
+    br#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:"}]}]}"#;
+
 /// A model's tokenizer and chat templates, shared by all threads.
 pub struct Tokenizer {
     encoder: Encoder,
@@ -161,8 +165,7 @@ impl Tokenizer {
     pub fn learn_image(&self, image: &NewImage, answer: &[u32], now: UnixTime) {
         let Some(images) = &self.images else { return };
         let (mut text, mut tokens) = (String::new(), Vec::new());
-        let body = image.question("").to_string();
-        let ours = self.text_of(Api::ChatCompletions, body.as_bytes(), now, &mut text);
+        let ours = self.text_of(Api::ChatCompletions, ONE_IMAGE, now, &mut text);
         let ours = ours.and_then(|ours| self.encode(ours, &text, 0, &mut tokens));
         images.learn(image, if ours.is_ok() { &tokens } else { &[] }, answer);
     }

@@ -301,6 +301,21 @@ fn every_crate_takes_lints_version_and_licence_from_the_workspace() {
 }
 
 #[test]
+fn no_merge_is_half_done() {
+    let markers = [concat!("<<<<", "<<< "), concat!(">>>>", ">>> ")];
+    let texts = ["", "docs", "docs/decisions", "docs/migrate", "docs/tutorials", "e2e"]
+        .map(|dir| entries(&root().join(dir)));
+    let is_text =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md" || extension == "yaml");
+    let texts: Vec<_> = texts.concat().into_iter().filter(is_text).map(|path| (read(&path), path)).collect();
+    assert!(texts.iter().any(|(_, path)| path.ends_with("CHANGELOG.md")));
+    for (text, path) in texts.into_iter().chain(sources().into_iter().map(|(path, text)| (text, path))) {
+        let half = text.lines().find(|line| markers.iter().any(|marker| line.starts_with(marker)));
+        assert_eq!(half, None, "{}", path.display());
+    }
+}
+
+#[test]
 fn nothing_is_left_for_later() {
     // Put together from pieces, so that this file does not contain them.
     let left_behind = [

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::testing::wait::{PATIENCE, eventually, listen_again, soon};
+use crate::testing::wait::{PATIENCE, eventually, first_of, listen_again, soon};
 
 /// An engine on a free port. Dropping it closes all its sockets.
 pub struct FakeEngine {
@@ -385,16 +385,7 @@ impl Shared {
 
 /// The next request at any of the engines, with the engine's index.
 pub async fn next_call(engines: &[&FakeEngine]) -> (usize, Call) {
-    let mut waiting: Vec<_> = engines.iter().map(|engine| Box::pin(engine.call())).collect();
-    std::future::poll_fn(|cx| {
-        for (n, call) in waiting.iter_mut().enumerate() {
-            if let std::task::Poll::Ready(call) = call.as_mut().poll(cx) {
-                return std::task::Poll::Ready((n, call));
-            }
-        }
-        std::task::Poll::Pending
-    })
-    .await
+    first_of(engines.iter().map(|engine| engine.call())).await
 }
 
 // === impl Call ===

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::testing::wait::soon;
+use crate::testing::wait::{first_of, soon};
 
 /// An engine that speaks gRPC. Dropping it closes its connections.
 pub struct GrpcEngine {
@@ -81,16 +81,7 @@ impl GrpcEngine {
 
 /// The next call at any of the engines, with the engine's index.
 pub async fn next_grpc_call(engines: &[&GrpcEngine]) -> (usize, GrpcEngineCall) {
-    let mut waiting: Vec<_> = engines.iter().map(|engine| Box::pin(engine.call())).collect();
-    std::future::poll_fn(|cx| {
-        for (n, call) in waiting.iter_mut().enumerate() {
-            if let std::task::Poll::Ready(call) = call.as_mut().poll(cx) {
-                return std::task::Poll::Ready((n, call));
-            }
-        }
-        std::task::Poll::Pending
-    })
-    .await
+    first_of(engines.iter().map(|engine| engine.call())).await
 }
 
 async fn serve(stream: TcpStream, model: Arc<str>, calls: mpsc::UnboundedSender<GrpcEngineCall>) {

@@ -1,6 +1,8 @@
 //! Waits in tests: for a condition or a future, never for a time.
 
+use std::future::poll_fn;
 use std::io::ErrorKind;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -44,4 +46,18 @@ pub(super) async fn listen_again(address: &str) -> TcpListener {
 /// It does not complete within [`PATIENCE`].
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not completed in time: {what}"))
+}
+
+/// Waits for the first of several futures; returns its index, too.
+pub(super) async fn first_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> (usize, T) {
+    let mut waiting: Vec<_> = futures.map(Box::pin).collect();
+    poll_fn(|cx| {
+        let polled = waiting.iter_mut().enumerate().map(|(n, future)| (n, future.as_mut().poll(cx)));
+        let mut ready = polled.filter_map(|(n, poll)| match poll {
+            Poll::Ready(value) => Some((n, value)),
+            Poll::Pending => None,
+        });
+        ready.next().map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }

@@ -196,7 +196,7 @@ async fn observe(
             }
             Part::ResponseBody(piece) => {
                 if let Some(observer) = &mut observer {
-                    observer.piece(piece.bytes, piece.is_last);
+                    observer.piece(&message.slice_ref(piece.bytes), piece.is_last);
                 }
                 match modes.response {
                     BodyMode::FullDuplexStreamed => {

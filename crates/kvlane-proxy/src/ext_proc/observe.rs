@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use kvlane_fleet::metrics::FailureKind;
 use kvlane_fleet::pool::PoolEndpoint;
@@ -113,7 +114,7 @@ impl Observer {
     }
 
     /// A piece of the body.
-    pub(super) fn piece(&mut self, piece: &[u8], is_last: bool) {
+    pub(super) fn piece(&mut self, piece: &Bytes, is_last: bool) {
         self.last_piece = Instant::now();
         if let Some(lease) = &mut self.lease {
             match self.watch.see(piece) {
