@@ -49,14 +49,16 @@ BODIES = {
 
 
 def rows(engine):
-    """The (path, methods, whether its body is a form) that clients may call on this engine; sockets are left out."""
+    """The (path, methods, whether its body is a form) that clients may call on this engine. Sockets are left out, and methods of
+    gRPC, which e2e/grpc calls."""
     text = APIS.read_text().split("<!-- clients -->")[1].split("<!-- end of clients -->")[0]
     for line in re.findall(r"^\| `(.*)$", text, re.MULTILINE):
         path, methods, model, _, answer, _, engines = [cell.strip(" `|") for cell in line.split("|")[:7]]
         # Of a method that fewer engines have, these follow in brackets.
         methods = re.findall(r"(\w+)(?: \((.*?)\))?(?:, |$)", methods)
         methods = [method for method, fewer in methods if not fewer or engine in fewer.split(", ")]
-        if engine in engines.split(", ") and answer != "WebSocket":
+        is_grpc = path.startswith("/vllm.grpc.")
+        if engine in engines.split(", ") and answer != "WebSocket" and not is_grpc:
             yield path.replace("{}", "none_1"), methods, model == "form"
 
 

@@ -89,11 +89,11 @@ fn main() -> Result<(), Failure> {
     if options.knees {
         return knees(&matrix, &directory, &selection, options.threads);
     }
-    if options.limit {
-        return limit::print(matrix, &directory, &selection, &options);
-    }
     if options.list {
         return list(&matrix, &selection);
+    }
+    if options.limit {
+        return limit::print(matrix, &directory, &selection, &options);
     }
     let Some(judged) = judge(&matrix, &directory, &selection, &options)? else { return Ok(()) };
     write!(std::io::stdout(), "{}", text::report(&judged))?;
