@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kvlane_core::time::Nanos;
 use kvlane_sim::engine::EngineStats;
 use kvlane_sim::outcome::{Failure, Outcome};
-use kvlane_sim::world::{Run, Sample, Send, World};
+use kvlane_sim::world::{Ramp, Run, Sample, Send, Window, World};
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::ci::{self, Figure, Interval};
@@ -143,11 +143,34 @@ pub fn play(
     judgement: &Judgement,
     progress: impl FnMut(usize),
 ) -> (Run, Figures) {
+    play_ramped(world, send, None, judgement, progress)
+}
+
+/// The same; with a ramp, run and figures are of the conversations that count.
+pub fn play_ramped(
+    world: &mut World,
+    send: &Send<'_>,
+    ramp: Option<&Ramp>,
+    judgement: &Judgement,
+    progress: impl FnMut(usize),
+) -> (Run, Figures) {
     let (before, sampled, told) = (world.engine_stats(), world.samples().len(), world.exchanged());
     let looked_up = world.lookups();
-    let run = world.run(send, progress);
-    let mut figures = figures(&run, judgement, &before, &world.engine_stats());
-    if let Some(imbalance) = in_flight_imbalance(&world.samples()[sampled..]) {
+    let (run, window) = match ramp {
+        None => {
+            let run = world.run(send, progress);
+            let (after, samples) = (world.engine_stats(), sampled..world.samples().len());
+            let window = Window { start: run.start, end: run.end, before, after, samples };
+            (run, window)
+        }
+        Some(ramp) => {
+            let (mut run, window) = world.run_ramped(send, ramp, progress);
+            run.outcomes.retain(|outcome| ramp.counted.contains(&outcome.request));
+            (Run { start: window.start, end: window.end, ..run }, window)
+        }
+    };
+    let mut figures = figures(&run, judgement, &window.before, &window.after);
+    if let Some(imbalance) = in_flight_imbalance(&world.samples()[window.samples]) {
         figures.insert("in_flight_imbalance".to_owned(), imbalance);
     }
     let telling = world.exchanged();

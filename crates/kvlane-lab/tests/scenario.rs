@@ -116,8 +116,17 @@ fn workloads() -> impl Strategy<Value = WorkloadSpec> {
     let count = any::<u32>();
     let conversations =
         prop_oneof![count.prop_map(Conversations::Total), count.prop_map(Conversations::PerClient)];
-    let closed = (prop::collection::vec(any::<u32>(), 0..4), conversations)
-        .prop_map(|(concurrency, conversations)| ClosedLoop { concurrency, conversations });
+    let warm_up = prop::option::of(conversations.clone());
+    let clients = prop::collection::vec(any::<u32>(), 0..4);
+    let closed = (clients, conversations, warm_up, figure(), figure()).prop_map(
+        |(concurrency, conversations, warm_up, stagger_s, length_spread)| ClosedLoop {
+            concurrency,
+            conversations,
+            warm_up,
+            stagger_s,
+            length_spread,
+        },
+    );
     let generated =
         prop::sample::select(Workload::KINDS.to_vec()).prop_map(|kind| Workload::by_kind(kind).expect("one"));
     (

@@ -138,7 +138,7 @@ impl Settings {
             concurrency: self.concurrency.clone().unwrap_or_default(),
             policies: self.policy.clone().unwrap_or_else(policies),
             cache_knowledge,
-            hints: Vec::new(),
+            ..Plain::default()
         };
         Ok(plain.scenario()?)
     }

@@ -5,21 +5,6 @@ use serde::Serialize;
 use super::shape::Dtype;
 use super::{StepShape, TimingModel};
 
-/// Bytes of element-wise work per token and layer, by the dimension that they scale with: norms and residuals with the
-/// hidden size, rotary embedding with the width of queries and keys, the activation with that of the feed-forward part.
-/// From Vidur's profiles (microsoft/vidur, MIT, commit 7d47513, `data/profiling/compute`): Llama-3-8B on A100 at 32,768
-/// tokens gives 32.0, 9.4 and 12.0, Llama-2-70B on H100 at 4,096 gives 31.1, 8.9 and 10.3.
-const NORM_BYTES: f64 = 32.0;
-const ROTARY_BYTES: f64 = 9.0;
-const ACTIVATION_BYTES: f64 = 11.0;
-
-/// Share of the repeated reads of blocks shared by several sequences of a step that the L2 cache serves. Sequences of
-/// one prefix group are spread over the batch, so only those whose kernels run at the same time profit. Fitted
-/// to llm-d's precise-prefix ladder (llm-d/llm-d, commit d73b625), where a step reads up to four times as many tokens as
-/// its cache holds: with 0 the modelled output rate is 9 % low, with this value 3 %. The three other values fitted to that
-/// ladder are settings of the scenario `seed-001` (docs/simulator.md).
-const SHARED_READ_SAVED: f64 = 0.20;
-
 /// A negligible share of untouched experts.
 const NEGLIGIBLE: f64 = 1e-4;
 
@@ -141,10 +126,12 @@ impl StepCost {
         let context_flops_secs = model.context_flops() / attention_flops_per_s;
         let context_secs = kv_read_secs.max(context_flops_secs);
         // Only reads can be shared by several sequences.
-        let shared_secs = (SHARED_READ_SAVED * kv_read_secs).min(context_secs - context_flops_secs);
+        let traffic = &timing.traffic;
+        let shared_secs = (traffic.shared_read_saved * kv_read_secs).min(context_secs - context_flops_secs);
 
-        let elementwise_bytes = NORM_BYTES * hidden
-            + (ROTARY_BYTES * model.rotary_width() + ACTIVATION_BYTES * model.active_ffn()) / gpus;
+        let elementwise_bytes = traffic.norm_bytes * hidden
+            + (traffic.rotary_bytes * model.rotary_width() + traffic.activation_bytes * model.active_ffn())
+                / gpus;
         let reduces = if timing.gpus > 1 { 2.0 * layers } else { 0.0 };
         let missed = 1.0 - model.expert_share();
         Self {

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TimingModel;
+use super::{TimingModel, Traffic};
 
 /// Largest accepted host time, in seconds: with more, simulating one request could take years.
 const HOST_SECS_MAX: f64 = 60.0;
+
+/// Largest accepted bytes of element-wise work for a token, a layer and a unit of width.
+const TRAFFIC_BYTES_MAX: f64 = 1e6;
 
 /// A timing model and the limits of its engine, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,6 +66,9 @@ pub enum TimingFileError {
     /// A host time out of range.
     #[error("`{0}` must be seconds between 0 and {HOST_SECS_MAX}")]
     HostTime(&'static str),
+    /// Memory traffic out of range.
+    #[error("`{0}` must be between 0 and {1}")]
+    Traffic(&'static str, f64),
 }
 
 // === impl TimingFile ===
@@ -129,6 +135,17 @@ impl TimingFile {
                 return Err(TimingFileError::HostTime(name));
             }
         }
+        let Traffic { norm_bytes, rotary_bytes, activation_bytes, shared_read_saved } = file.timing.traffic;
+        for (name, value, most) in [
+            ("timing.traffic.norm_bytes", norm_bytes, TRAFFIC_BYTES_MAX),
+            ("timing.traffic.rotary_bytes", rotary_bytes, TRAFFIC_BYTES_MAX),
+            ("timing.traffic.activation_bytes", activation_bytes, TRAFFIC_BYTES_MAX),
+            ("timing.traffic.shared_read_saved", shared_read_saved, 1.0),
+        ] {
+            if !(0.0..=most).contains(&value) {
+                return Err(TimingFileError::Traffic(name, most));
+            }
+        }
         Ok(file)
     }
 
@@ -181,6 +198,10 @@ mod tests {
         );
         assert!(refuse("/timing/hardware/efficiency/kv", 0.into()).contains("efficiency.kv"));
         assert!(refuse("/timing/host/step_secs", (-1.0).into()).contains("host.step_secs"));
+        let mut odd = file();
+        odd.timing.traffic.shared_read_saved = 1.5;
+        let why = TimingFile::from_json(&odd.to_json()).unwrap_err().to_string();
+        assert_eq!(why, "`timing.traffic.shared_read_saved` must be between 0 and 1");
         assert!(refuse("/timing/model/layers", "many".into()).contains("many"));
         assert!(TimingFile::from_json("{}").unwrap_err().to_string().contains("schema"));
     }

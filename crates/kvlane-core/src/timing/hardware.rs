@@ -63,6 +63,26 @@ pub struct Host {
     pub request_secs: f64,
 }
 
+/// Memory traffic that neither the data sheet nor the model's shape gives. `docs/simulator-constants.md` has what
+/// the published figures would be without it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Traffic {
+    /// Bytes of norms and residuals per token, layer and unit of the hidden size. Vidur's profiles (microsoft/vidur, MIT,
+    /// commit 7d47513, `data/profiling/compute`) give 32.0 for Llama-3-8B on A100 at 32,768 tokens and 31.1 for Llama-2-70B on
+    /// H100 at 4,096.
+    pub norm_bytes: f64,
+    /// Bytes of rotary embedding per token, layer and unit of queries and keys: 9.4 and 8.9 there.
+    pub rotary_bytes: f64,
+    /// Bytes of the activation per token, layer and unit of the feed-forward part: 12.0 and 10.3 there.
+    pub activation_bytes: f64,
+    /// Share of the repeated reads of blocks shared by several sequences of a step that the L2 cache serves. Sequences of
+    /// one prefix group are spread over the batch, so only those whose kernels run at the same time profit. Fitted
+    /// to llm-d's precise-prefix ladder (llm-d/llm-d, commit d73b625), where a step reads up to four times as many tokens as
+    /// its cache holds. The other values fitted to that ladder are settings of the scenario `seed-001`.
+    pub shared_read_saved: f64,
+}
+
 /// A row of `data/gpus.json`.
 #[derive(Deserialize)]
 struct Gpu {
@@ -132,6 +152,21 @@ impl Default for Host {
     /// measured with Qwen3-8B on one H100 (see docs/simulator.md).
     fn default() -> Self {
         Self { step_secs: 0.7e-3, sequence_secs: 6e-6, request_secs: 0.0 }
+    }
+}
+
+// === impl Traffic ===
+
+impl Traffic {
+    /// Whether it is the default.
+    pub(super) fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self { norm_bytes: 32.0, rotary_bytes: 9.0, activation_bytes: 11.0, shared_read_saved: 0.20 }
     }
 }
 

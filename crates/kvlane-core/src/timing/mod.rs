@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use config::ConfigError;
 pub use cost::{StepCost, StepParts, StepWork};
 pub use file::{Residual, TimingFile, TimingFileError};
-pub use hardware::{Efficiency, Hardware, Host};
+pub use hardware::{Efficiency, Hardware, Host, Traffic};
 pub use shape::{Dtype, Experts, Latent, ModelShape, Window};
 
 use crate::suggest::suggest;
@@ -75,6 +75,9 @@ pub struct TimingModel {
     /// The host's overhead.
     #[serde(default)]
     pub host: Host,
+    /// Memory traffic beside weights, keys and values.
+    #[serde(default, skip_serializing_if = "Traffic::is_usual")]
+    pub traffic: Traffic,
     /// GPUs the model is spread over (tensor parallelism), at least 1.
     pub gpus: u32,
     /// Type of the keys and values (`--kv-cache-dtype`).
@@ -154,7 +157,14 @@ impl TimingModel {
     /// `model` on `gpus` GPUs of that name, without checking whether it fits; `None` if the GPU is unknown.
     fn unchecked(model: ModelShape, gpu: &str, gpus: u32) -> Option<Self> {
         let hardware = Hardware::of(gpu, &model)?;
-        Some(Self { model, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
+        Some(Self {
+            model,
+            hardware,
+            host: Host::default(),
+            traffic: Traffic::default(),
+            gpus,
+            kv_dtype: Dtype::Bf16,
+        })
     }
 
     /// The model and machine of a preset name such as `qwen3-32b@h100x2`: any model and GPU of the tables. A number

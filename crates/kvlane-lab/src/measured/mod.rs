@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use kvlane_core::timing::{Dtype, Hardware, Host, ModelShape, StepShape, TimingModel};
+use kvlane_core::timing::{Dtype, Hardware, Host, ModelShape, StepShape, TimingModel, Traffic};
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Most prompt tokens per step, in all measurements.
 const CHUNK_TOKENS: u32 = 8192;
 /// Share of a GPU's memory in use: vLLM's default, used in the memory measurements.
-const MEMORY_SHARE: f64 = 0.90;
+pub const MEMORY_SHARE: f64 = 0.90;
 
 /// `data/measured.json`.
 #[derive(Clone, Debug, Deserialize)]
@@ -97,8 +97,24 @@ impl Measured {
     ///
     /// If the row's engine is unknown; a test computes every row of the table.
     pub fn modelled(&self, set: &MeasuredSet, row: &MeasuredRow) -> f64 {
-        let timing = self.timing(&row.engine).expect("a test computes every row of the table");
-        let prefill_ms = || set.request_ms + timing.prefill_secs(0, row.tokens, CHUNK_TOKENS) * 1e3;
+        self.modelled_by(set, row, set.request_ms, |_| ())
+    }
+
+    /// The same by a changed model, and with another time of the server.
+    ///
+    /// # Panics
+    ///
+    /// If the row's engine is unknown; a test computes every row of the table.
+    pub fn modelled_by(
+        &self,
+        set: &MeasuredSet,
+        row: &MeasuredRow,
+        request_ms: f64,
+        change: impl Fn(&mut TimingModel),
+    ) -> f64 {
+        let mut timing = self.timing(&row.engine).expect("a test computes every row of the table");
+        change(&mut timing);
+        let prefill_ms = || request_ms + timing.prefill_secs(0, row.tokens, CHUNK_TOKENS) * 1e3;
         match set.quantity {
             Quantity::PrefillTokS => f64::from(row.tokens) / prefill_ms() * 1e3,
             Quantity::PrefillMs => prefill_ms(),
@@ -123,7 +139,14 @@ impl Measured {
             None => ModelShape::of(model)?,
         };
         let hardware = Hardware::of(gpu, &shape)?;
-        Some(TimingModel { model: shape, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
+        Some(TimingModel {
+            model: shape,
+            hardware,
+            host: Host::default(),
+            traffic: Traffic::default(),
+            gpus,
+            kv_dtype: Dtype::Bf16,
+        })
     }
 }
 

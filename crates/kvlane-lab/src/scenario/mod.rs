@@ -2,6 +2,7 @@
 //!
 //! `kvlane simulate` runs a [`Scenario`], read from a file or built from flags.
 
+mod closed;
 mod faults;
 mod fleet;
 mod plain;
@@ -23,6 +24,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use closed::{ClosedLoop, ClosedStart, Conversations};
 pub use faults::FaultSpec;
 pub use fleet::{Fleet, Group};
 pub use plain::{Plain, PlainError};
@@ -111,26 +113,6 @@ pub struct Stage {
     pub rate: f64,
     /// Duration.
     pub seconds: f64,
-}
-
-/// Closed-loop clients.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ClosedLoop {
-    /// Numbers of clients; one run for each.
-    pub concurrency: Vec<u32>,
-    /// Conversations of a run.
-    pub conversations: Conversations,
-}
-
-/// Number of conversations of a closed loop.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Conversations {
-    /// Number in all.
-    Total(u32),
-    /// Number for each client.
-    PerClient(u32),
 }
 
 /// A policy and its inputs.

@@ -8,7 +8,10 @@ use kvlane_core::suggest::suggest;
 use kvlane_sim::{Hints, OutputClaim};
 use kvlane_trace::generate::Workload;
 
-use super::{Arm, CacheKnowledge, ClosedLoop, Conversations, Group, OpenLoop, Scenario, Stage, WorkloadSpec};
+use super::{
+    Arm, CacheKnowledge, ClosedLoop, ClosedStart, Conversations, Group, OpenLoop, Scenario, Stage,
+    WorkloadSpec,
+};
 
 /// One group of equal engines, one workload, and policies with their defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +28,8 @@ pub struct Plain {
     pub rate: Vec<Stage>,
     /// Numbers of closed-loop clients, each of which has [`Plain::CONVERSATIONS`].
     pub concurrency: Vec<u32>,
+    /// How those begin.
+    pub closed: ClosedStart,
     /// The policies to compare, by name.
     pub policies: Vec<String>,
     /// Source of cache knowledge of all of them.
@@ -98,8 +103,8 @@ impl Plain {
     /// # Errors
     /// A name is unknown, or the values contradict each other.
     pub fn scenario(self) -> Result<Scenario, PlainError> {
-        let Self { mut fleet, trace, workload, load, rate, concurrency, policies, cache_knowledge, hints } =
-            self;
+        let Self { mut fleet, trace, workload, load, rate, concurrency, closed, .. } = self;
+        let Self { policies, cache_knowledge, hints, .. } = self;
         match (&trace, &workload) {
             (None, None) => return Err(PlainError::NoRequests),
             (Some(_), Some(_)) => return Err(PlainError::TwoWorkloads),
@@ -148,6 +153,9 @@ impl Plain {
         let closed_loop = (!concurrency.is_empty()).then_some(ClosedLoop {
             concurrency,
             conversations: Conversations::PerClient(Self::CONVERSATIONS),
+            warm_up: (closed.warm_up > 0).then_some(Conversations::PerClient(closed.warm_up)),
+            stagger_s: closed.stagger_s,
+            length_spread: closed.length_spread,
         });
         Ok(Scenario {
             scenario: workload.unwrap_or_else(|| "trace".to_owned()),

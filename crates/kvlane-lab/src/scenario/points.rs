@@ -8,7 +8,8 @@ use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
 
-use super::{Cell, Conversations, Open, OpenLoop, RunError, Stage, WorkloadSpec};
+use super::closed::Clients;
+use super::{Cell, Open, OpenLoop, RunError, Stage, WorkloadSpec};
 
 /// Load factors for which the times of a trace stay within the range of the clock.
 const LOADS: std::ops::RangeInclusive<f64> = 1e-6..=1e9;
@@ -24,8 +25,8 @@ pub(super) enum Point {
     Stage(Stage),
     /// All stages in one run.
     Stages(OpenLoop),
-    /// A number of clients, and a number of conversations.
-    Clients(u32, u32),
+    /// A number of clients, and their conversations.
+    Clients(Clients),
 }
 
 /// Source of requests.
@@ -67,14 +68,7 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
             Ok(open.stages.iter().copied().map(Point::Stage).collect())
         }
         (None, Some(closed)) => {
-            let total = |clients: u32| match closed.conversations {
-                Conversations::Total(count) => count,
-                Conversations::PerClient(count) => count.saturating_mul(clients),
-            };
-            if closed.concurrency.is_empty() || closed.concurrency.iter().any(|&c| c == 0 || total(c) == 0) {
-                return bad("closed_loop: concurrency and conversations must be set, each at least 1");
-            }
-            Ok(closed.concurrency.iter().map(|&clients| Point::Clients(clients, total(clients))).collect())
+            closed.clients().map(|clients| clients.into_iter().map(Point::Clients).collect()).or_else(bad)
         }
         (None, None) => {
             let loads = if spec.load.is_empty() { &[1.0][..] } else { &spec.load };
@@ -95,7 +89,7 @@ impl Point {
             Self::Load(load) => vec![Cell::Load(*load)],
             Self::Stage(stage) => vec![Cell::Rate(stage.rate)],
             Self::Stages(open) => open.stages.iter().map(|stage| Cell::Rate(stage.rate)).collect(),
-            Self::Clients(clients, _) => vec![Cell::Concurrency(*clients)],
+            Self::Clients(clients) => vec![Cell::Concurrency(clients.clients)],
         }
     }
 
@@ -108,7 +102,7 @@ impl Point {
                 let counts = open.warm_up.iter().chain(&open.stages).map(Stage::count);
                 Some(counts.fold(0, u32::saturating_add))
             }
-            Self::Clients(_, count) => Some(*count),
+            Self::Clients(clients) => Some(clients.conversations()),
         }
     }
 }

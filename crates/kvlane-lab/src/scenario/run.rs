@@ -20,7 +20,7 @@ use kvlane_sim::outcome::Outcome;
 use kvlane_sim::transfer::TransferConfig;
 use kvlane_sim::workload::Drive;
 use kvlane_sim::world::{
-    CellsConfig, Decisions, Exchange, GatewaysConfig, ReportFeed, Send, Sketches, World, WorldConfig,
+    CellsConfig, Decisions, Exchange, GatewaysConfig, Ramp, ReportFeed, Send, Sketches, World, WorldConfig,
 };
 use kvlane_trace::TraceError;
 use kvlane_trace::generate::WorkloadError;
@@ -34,7 +34,7 @@ use super::points::{Point, Source, points, retime};
 use super::progress::Progress;
 use super::{Arm, CacheKnowledge, Published, Roles, Scenario, Stage};
 use crate::digest::Digest;
-use crate::figures::{Figures, Judgement, mean, play, request_intervals, seed_intervals, whole};
+use crate::figures::{Figures, Judgement, mean, play_ramped, request_intervals, seed_intervals, whole};
 use crate::matrix::jobs;
 use crate::part::Part;
 
@@ -516,10 +516,16 @@ impl<'a> Simulation<'a> {
         if let Some(popularity) = &self.scenario.workload.adapters {
             content.to_mut().0.draw_adapters(popularity, content_seed);
         }
+        if let Point::Clients(clients) = point
+            && clients.varies()
+        {
+            let (trace, plan) = content.to_mut();
+            clients.vary(trace, plan, content_seed);
+        }
         progress.begin(point, content.0.requests.len());
         let tell: &dyn Fn() = &|| progress.end_request();
         let stages: Vec<Stage> = match point {
-            Point::Load(_) | Point::Clients(..) => Vec::new(),
+            Point::Load(_) | Point::Clients(_) => Vec::new(),
             Point::Stage(stage) => vec![*stage],
             Point::Stages(open) => open.warm_up.iter().chain(&open.stages).copied().collect(),
         };
@@ -534,18 +540,22 @@ impl<'a> Simulation<'a> {
         let first_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
         let (origin_s, drive) = match point {
             Point::Load(load) => (first_s, Drive::Open { load: *load }),
-            Point::Clients(clients, _) => (first_s, Drive::Closed { clients: *clients }),
+            Point::Clients(clients) => (first_s, Drive::Closed { clients: clients.clients }),
             Point::Stage(_) | Point::Stages(_) => (0.0, Drive::Open { load: 1.0 }),
         };
         let send = |requests| Send { trace, plan, requests, origin_s, drive };
         match point {
-            Point::Load(_) | Point::Clients(..) | Point::Stage(_) => {
-                Ok(vec![self.play(&mut world, &send(all), tell, keep)])
+            Point::Clients(clients) if clients.is_ramped() => {
+                let ramp = clients.ramp(trace, plan);
+                Ok(vec![self.play(&mut world, &send(all), Some(&ramp), tell, keep)])
+            }
+            Point::Load(_) | Point::Clients(_) | Point::Stage(_) => {
+                Ok(vec![self.play(&mut world, &send(all), None, tell, keep)])
             }
             Point::Stages(open) => {
                 let mut found = Vec::new();
                 for requests in ranges {
-                    found.push(self.play(&mut world, &send(requests), tell, keep));
+                    found.push(self.play(&mut world, &send(requests), None, tell, keep));
                     world.rest(Nanos::from_secs_f64(open.pause_s));
                 }
                 Ok(found.split_off(usize::from(open.warm_up.is_some())))
@@ -554,11 +564,18 @@ impl<'a> Simulation<'a> {
     }
 
     /// Plays a part of a trace and computes its figures. Records are kept if `keep` is set.
-    fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn(), keep: bool) -> Found {
+    fn play(
+        &self,
+        world: &mut World,
+        send: &Send<'_>,
+        ramp: Option<&Ramp>,
+        tell: &dyn Fn(),
+        keep: bool,
+    ) -> Found {
         let decided = world.decisions();
         // One step may end several requests.
         let mut told = 0;
-        let (run, figures) = play(world, send, &self.scenario.judgement, |over| {
+        let (run, figures) = play_ramped(world, send, ramp, &self.scenario.judgement, |over| {
             (told..over).for_each(|_| tell());
             told = over;
         });

@@ -10,6 +10,7 @@ mod gateways;
 mod hints;
 mod node;
 mod play;
+mod ramp;
 mod retry;
 mod split;
 mod told;
@@ -36,6 +37,7 @@ pub use gateways::{Exchange, GatewaysConfig, Sample, Traffic};
 pub use hints::{Hints, OutputClaim};
 use node::Node;
 pub use play::{Run, Send};
+pub use ramp::{Ramp, Window};
 
 use crate::clock::Clock;
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};

@@ -17,6 +17,7 @@ use kvlane_core::time::Nanos;
 use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
+use super::ramp::{Ramp, Watch, Window};
 use super::retry::Failed;
 use super::split::{Leg, Prefill, Stage};
 use super::{Event, World};
@@ -71,6 +72,8 @@ pub(super) struct Play<'a, 'w> {
     roots: std::slice::Iter<'a, u32>,
     /// Requests that have not ended.
     left: usize,
+    /// What counts, in a closed loop with a ramp.
+    watch: Watch,
 }
 
 /// A request between sending and end.
@@ -102,7 +105,15 @@ impl World {
     /// Sends a trace, or a part of it, from now on, and returns when the last request has ended. `progress` is called
     /// after each request with the number of requests ended.
     pub fn run(&mut self, send: &Send<'_>, progress: impl FnMut(usize)) -> Run {
-        self.play(send, None, progress)
+        self.play(send, None, Watch::default(), progress).0
+    }
+
+    /// Like [`World::run`] in a closed loop, with a ramp. The window is that of the conversations that count.
+    pub fn run_ramped(&mut self, send: &Send<'_>, ramp: &Ramp, progress: impl FnMut(usize)) -> (Run, Window) {
+        let (run, watch) = self.play(send, None, Watch::new(ramp), progress);
+        let counted = run.outcomes.iter().filter(|outcome| ramp.counted.contains(&outcome.request));
+        let last_end = counted.map(|outcome| outcome.end).max().unwrap_or(run.end);
+        (run, watch.window(last_end, self))
     }
 
     /// Like [`World::run`], but each request of the trace is sent to the engine that `engines` has at its position.
@@ -111,10 +122,16 @@ impl World {
     /// # Panics
     /// If `engines` does not have an engine of the fleet for each request that is sent.
     pub fn run_placed(&mut self, send: &Send<'_>, engines: &[u16]) -> Run {
-        self.play(send, Some(engines), |_| {})
+        self.play(send, Some(engines), Watch::default(), |_| {}).0
     }
 
-    fn play(&mut self, send: &Send<'_>, placements: Option<&[u16]>, mut progress: impl FnMut(usize)) -> Run {
+    fn play(
+        &mut self,
+        send: &Send<'_>,
+        placements: Option<&[u16]>,
+        watch: Watch,
+        mut progress: impl FnMut(usize),
+    ) -> (Run, Watch) {
         self.runs += 1;
         let Range { start: first, end } = send.requests;
         let roots = &send.plan.roots;
@@ -133,6 +150,7 @@ impl World {
             left: count,
             send,
             placements,
+            watch,
             world: self,
         };
         play.world.sent += send.trace.requests.len() as u64;
@@ -145,10 +163,10 @@ impl World {
                 progress(count - play.left);
             }
         }
-        let Play { start, outcomes, left, .. } = play;
+        let Play { start, outcomes, left, watch, .. } = play;
         assert_eq!(left, 0, "every request that is sent is over some time");
         let end = outcomes.iter().map(|outcome| outcome.end).max().unwrap_or(start);
-        Run { start, end, outcomes }
+        (Run { start, end, outcomes }, watch)
     }
 }
 
@@ -183,7 +201,15 @@ impl Play<'_, '_> {
         }
         match self.send.drive {
             Drive::Open { .. } => self.schedule_root(),
-            Drive::Closed { clients } => (0..clients.max(1)).for_each(|_| self.start_root()),
+            Drive::Closed { clients } => {
+                let seed = self.world.config.seed;
+                for after in self.watch.starts(clients.max(1), seed) {
+                    match after {
+                        Nanos::ZERO => self.start_root(),
+                        after => self.world.clock.schedule(self.start + after, Event::Root { run: self.run }),
+                    }
+                }
+            }
         }
     }
 
@@ -210,6 +236,7 @@ impl Play<'_, '_> {
     /// Starts the next conversation, if there is one.
     fn start_root(&mut self) {
         let Some(&root) = self.roots.next() else { return };
+        self.watch.begins(root, self.world);
         let place = self.place_of(root);
         self.began[place] = self.now();
         self.due(root);

@@ -3,6 +3,7 @@
 mod cells;
 mod faults;
 mod gateways;
+mod ramp;
 mod split;
 mod turns;
 

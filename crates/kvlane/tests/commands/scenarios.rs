@@ -135,7 +135,7 @@ impl Findings {
 
 /// Invariant: Every scenario stays as close to its published figures as the documents state.
 ///
-/// Also held by `a_router_that_knows_prefixes_has_the_first_token_soonest_and_random_placement_last`,
+/// Also held by `a_router_that_knows_prefixes_slows_least_with_sessions_and_random_placement_most`,
 /// `sglangs_balancer_finds_three_quarters_of_the_prompts_and_round_robin_a_fifth`,
 /// `engines_that_do_both_beat_engines_that_prefill_for_others`,
 /// `mooncakes_four_ways_to_place_a_prompt_are_as_far_apart_as_published`, `cold_prompts_take_as_long_as_measured`,
@@ -177,28 +177,58 @@ fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
 }
 
 #[test]
-fn a_router_that_knows_prefixes_has_the_first_token_soonest_and_random_placement_last() {
-    for (scenario, hit_rates) in [("seed-000-7b", 0), ("seed-000-14b", 4)] {
+fn a_router_that_knows_prefixes_slows_least_with_sessions_and_random_placement_most() {
+    for (scenario, median_share) in [("seed-000-7b", 0.25), ("seed-000-14b", 0.16)] {
         let rows = simulate(scenario, "concurrency");
         let mut findings = Findings::default();
         let published: Vec<&Row> =
             rows.iter().filter(|row| row.published["cached_share"].is_number()).collect();
-        assert_eq!(published.len(), hit_rates, "{scenario}");
-        published.into_iter().for_each(|row| findings.within_points(row, "cached_share", 5.0));
-        let ttft_s = |arm: &str| at(&rows, arm, 24.0).simulated("ttft_p50_s");
-        let (prefix_aware, random) = (ttft_s("prefix_aware"), ttft_s("random"));
-        for arm in ["random", "round_robin", "least_load", "prefix_aware"] {
-            let told = || format!("{scenario}: {arm} {:.4} s", ttft_s(arm));
-            findings.check(
-                prefix_aware <= ttft_s(arm) * 1.03,
-                format!("{}, prefix_aware {prefix_aware:.4}", told()),
-            );
-            findings.check(random * 1.03 >= ttft_s(arm), format!("{}, random {random:.4}", told()));
+        assert!(published.len() >= 16, "{scenario}");
+        for row in published {
+            findings.within_points(row, "cached_share", 2.5);
+            findings.within(row, "e2e_p50_s", median_share);
         }
-        // Within 3 % of the lowest and of the highest is no order if all are the same.
-        findings.check(prefix_aware < random, format!("{scenario}: {prefix_aware:.4} and {random:.4} s"));
+        let arms = ["prefix_aware", "round_robin", "least_load", "random"];
+        let slopes = |figure: fn(&Row, &str) -> f64| {
+            arms.map(|arm| {
+                figure(at(&rows, arm, 24.0), "e2e_p50_s") - figure(at(&rows, arm, 4.0), "e2e_p50_s")
+            })
+        };
+        let (published, simulated) = (slopes(Row::published), slopes(Row::simulated));
+        assert!(published.is_sorted(), "{published:?}");
+        findings.check(simulated.is_sorted(), format!("{scenario}: slopes {simulated:?} s"));
+        for arm in arms {
+            findings.within(at(&rows, arm, 24.0), "req_s", 0.10);
+        }
         findings.none();
     }
+}
+
+/// Requests/s and hit rates are not met: docs/simulator.md.
+#[test]
+fn on_one_laptop_the_least_loaded_server_answers_soonest_and_the_longest_prefix_is_found_most() {
+    let rows = simulate("seed-000-m1", "concurrency");
+    let mut findings = Findings::default();
+    for row in rows.iter().filter(|row| row.load.is_some()) {
+        findings.within(row, "e2e_p50_s", 0.30);
+    }
+    for figures in [Row::published as fn(&Row, &str) -> f64, Row::simulated] {
+        let extreme = |figure: &str, sign: f64| {
+            let of = |arm: &&str| sign * figures(at(&rows, arm, 6.0), figure);
+            ["random", "round_robin", "least_load", "prefix_aware"]
+                .into_iter()
+                .max_by(|a, b| of(a).total_cmp(&of(b)))
+        };
+        let found = [
+            extreme("e2e_p50_s", -1.0),
+            extreme("e2e_p50_s", 1.0),
+            extreme("cached_share", 1.0),
+            extreme("cached_share", -1.0),
+        ];
+        let expected = ["least_load", "prefix_aware", "prefix_aware", "round_robin"].map(Some);
+        findings.check(found == expected, format!("soonest, last, most and least found: {found:?}"));
+    }
+    findings.none();
 }
 
 #[test]
@@ -235,6 +265,35 @@ fn mooncakes_four_ways_to_place_a_prompt_are_as_far_apart_as_published() {
         let (published, simulated) = (ratio(Row::published), ratio(Row::simulated));
         let told = format!("{arm}: {simulated:.2} times the global arm's, published {published:.2}");
         findings.check((simulated / published - 1.0).abs() <= 0.20, told);
+    }
+    findings.none();
+}
+
+/// The published gain of the mean, 12 %, is not met: docs/simulator.md says why it may be chance.
+#[test]
+fn balancing_tokens_shortens_the_wait_of_light_requests_among_heavy_ones() {
+    let rows = simulate("seed-003", "concurrency");
+    let change = |figure: &str| {
+        let of = |arm: &str| at(&rows, arm, 30.0).simulated(figure);
+        of("token_aware") / of("round_robin") - 1.0
+    };
+    let (mean, p90) = (change("e2e_mean_s"), change("e2e_p90_s"));
+    assert!(mean < -0.02 && p90 < -0.10, "{mean:+.3} {p90:+.3}");
+}
+
+/// NVIDIA's tables of a closed loop, to which no efficiency is fitted: the bounds are the errors that docs/simulator.md states.
+#[test]
+fn a_closed_loop_of_clients_is_served_about_as_fast_as_published() {
+    let mut findings = Findings::default();
+    for (scenario, rate, gap, first) in
+        [("nim-70b", 0.23, 0.22, 1.2), ("nim-70b-long-answers", 0.16, 0.14, 0.6)]
+    {
+        let rows = simulate(scenario, "concurrency");
+        for row in rows.iter().filter(|row| row.load.is_some()) {
+            findings.within(row, "out_tok_s", rate);
+            findings.within(row, "itl_mean_ms", gap);
+            findings.within(row, "ttft_mean_s", first);
+        }
     }
     findings.none();
 }

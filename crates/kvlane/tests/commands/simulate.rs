@@ -182,6 +182,25 @@ fn records_of_every_row_become_files_that_are_a_trace_again() {
 }
 
 #[test]
+fn closed_loop_clients_begin_apart_and_only_what_follows_their_warm_up_counts() {
+    let fleet = ["--workload", "unshared", "--preset", "llama-3.1-8b@h100", "--engines", "1"];
+    let closed = |flags: &[&str]| {
+        let report =
+            figures(&[&fleet[..], &["--policy", "round_robin", "--concurrency", "16"], flags].concat());
+        let simulated = rows(&report)[0]["simulated"].clone();
+        assert_eq!(simulated["requests"], 160.0, "those that count: {simulated}");
+        let figure = |name: &str| simulated[name].as_f64().expect("a figure");
+        (figure("ttft_mean_s"), figure("e2e_p90_s") - figure("e2e_p50_s"))
+    };
+    let (apart, even) = closed(&[]);
+    let (together, _) = closed(&["--warm-up", "0", "--stagger-s", "0"]);
+    assert!(apart < together / 2.0, "{apart} {together}");
+    let (_, varied) = closed(&["--length-spread", "0.5"]);
+    assert!(varied > even, "{varied} {even}");
+    fails(&[&fleet[..], &["--stagger-s", "1"]].concat(), USAGE, &["--concurrency"]);
+}
+
+#[test]
 fn the_type_of_keys_and_values_and_the_size_of_blocks_reach_the_engine() {
     // Prompts that fill the cache: twice as many tokens fit in half the bytes.
     let full = [
@@ -195,6 +214,11 @@ fn the_type_of_keys_and_values_and_the_size_of_blocks_reach_the_engine() {
         "round_robin",
         "--concurrency",
         "24",
+        // All from the beginning: little of it is found again.
+        "--warm-up",
+        "0",
+        "--stagger-s",
+        "0",
     ];
     let cached = |args: &[&str]| {
         let report = figures(&[&full[..], args].concat());

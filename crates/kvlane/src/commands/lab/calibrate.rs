@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::suggest::suggest;
-use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel};
+use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel, Traffic};
 use kvlane_lab::calibrate::fit::fit;
 use kvlane_lab::calibrate::measure::{MeasureConfig, Measured, measure};
 use kvlane_lab::calibrate::report::Report;
@@ -187,7 +187,14 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
             }
         },
     };
-    Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp, kv_dtype: args.kv_dtype })
+    Ok(TimingModel {
+        model,
+        hardware,
+        host: Host::default(),
+        traffic: Traffic::default(),
+        gpus: args.tp,
+        kv_dtype: args.kv_dtype,
+    })
 }
 
 /// Peaks above those of any machine, so that the part that is not fitted (element-wise work, which follows from the

@@ -14,7 +14,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_lab::catalogue::{self, ScenarioError};
 use kvlane_lab::part::Experiment;
 use kvlane_lab::scenario::{
-    Aside, CacheKnowledge, Group, Plain, PlainError, Scenario, Simulation, Stage, show, wall_clock,
+    Aside, CacheKnowledge, ClosedStart, Group, Plain, PlainError, Scenario, Simulation, Stage, show,
+    wall_clock,
 };
 
 use super::page::PageArgs;
@@ -75,6 +76,15 @@ pub(crate) struct SimulateArgs {
     /// Numbers of closed-loop clients, separated by commas; each has ten conversations.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     concurrency: Vec<u32>,
+    /// With --concurrency: conversations of each client before those that count [default: 1].
+    #[arg(long, value_name = "N", requires = "concurrency")]
+    warm_up: Option<u32>,
+    /// With --concurrency: clients begin at random times within so many seconds [default: 5].
+    #[arg(long, value_name = "SECONDS", requires = "concurrency")]
+    stagger_s: Option<f64>,
+    /// With --concurrency: answers are longer or shorter by up to this share, uniformly [default: 0].
+    #[arg(long, value_name = "SHARE", requires = "concurrency")]
+    length_spread: Option<f64>,
     /// Cache knowledge of the router: `approximate` (its own dispatches) or `exact` (the engines' KV events).
     #[arg(long, value_parser = knowledge, default_value = "approximate")]
     cache_knowledge: CacheKnowledge,
@@ -196,6 +206,7 @@ fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
 }
 
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
+    let closed = ClosedStart::default();
     let plain = Plain {
         fleet: Group {
             engines: args.engines,
@@ -213,6 +224,11 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
         load: args.load.clone(),
         rate: args.rate.clone(),
         concurrency: args.concurrency.clone(),
+        closed: ClosedStart {
+            warm_up: args.warm_up.unwrap_or(closed.warm_up),
+            stagger_s: args.stagger_s.unwrap_or(closed.stagger_s),
+            length_spread: args.length_spread.unwrap_or(closed.length_spread),
+        },
         policies: args.policy.clone(),
         cache_knowledge: args.cache_knowledge,
         hints: args.hints.clone(),
