@@ -19,6 +19,13 @@ pub(crate) struct UsualRequest {
     pub(crate) cached_tokens: f64,
 }
 
+/// An endpoint, and what its pool has learned of its speed.
+pub(crate) struct Known {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) rates: Rates,
+    pub(crate) rate_errors: [f64; 2],
+}
+
 /// An endpoint that takes requests: its load, that of other replicas included, its speed, and the use of its KV cache, if
 /// its engine reports it.
 type Row = (InFlight, Rates, Option<f64>);
@@ -100,17 +107,17 @@ pub(crate) fn clear(metrics: &Metrics) {
 pub(crate) fn read(
     metrics: &Metrics,
     model: &str,
-    endpoints: &[(Endpoint, Rates)],
+    endpoints: &[Known],
     usual: Option<UsualRequest>,
     queued: usize,
 ) {
-    let eligible = endpoints.iter().filter(|(endpoint, _)| endpoint.healthy && !endpoint.draining);
+    let eligible = endpoints.iter().filter(|known| known.endpoint.healthy && !known.endpoint.draining);
     let ratio = |endpoint: &Endpoint| {
         let ratio = endpoint.load.reported.map(|(reported, _)| f64::from(reported.kv_usage_ratio));
         ratio.filter(|ratio| (0.0..=1.0).contains(ratio))
     };
     let rows: Vec<Row> =
-        eligible.map(|(endpoint, rates)| (endpoint.in_flight(), *rates, ratio(endpoint))).collect();
+        eligible.map(|known| (known.endpoint.in_flight(), known.rates, ratio(&known.endpoint))).collect();
     let Signals { queue_s, ttft_s, kv_usage_ratio } = Signals::of(&rows, usual, queued);
     let label = ModelLabel { model: model.into() };
     if let Some((soonest_s, mean_s)) = queue_s {
@@ -140,6 +147,7 @@ mod tests {
             step_s: 0.01,
             sequence_s: 0.0,
             context_token_s: 0.0,
+            request_s: 0.0,
         }
     }
 

@@ -11,7 +11,7 @@
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::load::InFlight;
-use crate::rates::{Pace, Rates};
+use crate::rates::Rates;
 
 /// Slots of a chunk.
 pub(crate) const CHUNK: usize = 64;
@@ -19,18 +19,19 @@ pub(crate) const CHUNK: usize = 64;
 /// One value per slot of a chunk.
 pub(crate) type Column = [f32; CHUNK];
 
-/// The facts of [`CHUNK`] slots. A slot without an endpoint that accepts requests has infinite `prefill_s`.
+/// The facts of [`CHUNK`] slots. A slot without an endpoint that accepts requests has infinite `prefill_tokens`.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
-    /// Queued prefill, in seconds by the pool's base rates.
-    pub(crate) prefill_s: Column,
+    /// Queued prefill: tokens and pairs.
+    pub(crate) prefill_tokens: Column,
+    pub(crate) prefill_pairs: Column,
     /// Requests whose prompt is not computed.
     pub(crate) prefilling: Column,
     /// Requests in flight.
     pub(crate) requests: Column,
     /// Tokens of their contexts.
     pub(crate) context_tokens: Column,
-    /// Measured factors on the base rates; NaN where there is none.
+    /// Measured factors on the pool's rates.
     pub(crate) prefill_pace: Column,
     pub(crate) decode_pace: Column,
     /// Leading tokens of this prompt that are cached; see [`Columns::hold`].
@@ -72,12 +73,13 @@ pub(crate) enum Accepts {
 
 impl Chunk {
     const EMPTY: Self = Self {
-        prefill_s: [f32::INFINITY; CHUNK],
+        prefill_tokens: [f32::INFINITY; CHUNK],
+        prefill_pairs: [0.0; CHUNK],
         prefilling: [0.0; CHUNK],
         requests: [0.0; CHUNK],
         context_tokens: [0.0; CHUNK],
-        prefill_pace: [f32::NAN; CHUNK],
-        decode_pace: [f32::NAN; CHUNK],
+        prefill_pace: [1.0; CHUNK],
+        decode_pace: [1.0; CHUNK],
         cached_tokens: [0.0; CHUNK],
     };
 }
@@ -106,7 +108,7 @@ impl Columns {
     }
 
     /// Replaces the facts of a slot.
-    pub(crate) fn set(&mut self, slot: usize, endpoint: Option<(&Endpoint, Accepts)>, base: &Rates) {
+    pub(crate) fn set(&mut self, slot: usize, endpoint: Option<(&Endpoint, Accepts)>) {
         while slot >= self.chunks.len() * CHUNK {
             self.chunks.push(Chunk::EMPTY);
         }
@@ -118,7 +120,7 @@ impl Columns {
             self.endpoints -= 1;
             self.requests -= chunk.requests[at] as u64;
         }
-        chunk.prefill_s[at] = f32::INFINITY;
+        chunk.prefill_tokens[at] = f32::INFINITY;
         let listed = self.conditional.binary_search(&(slot as u16));
         match (listed, endpoint.map(|(_, accepts)| accepts) == Some(Accepts::Some)) {
             (Err(place), true) => self.conditional.insert(place, slot as u16),
@@ -128,11 +130,12 @@ impl Columns {
         let Some((endpoint, Accepts::All)) = endpoint else { return };
         let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens, .. } =
             endpoint.in_flight();
-        chunk.prefill_s[at] = base.prefill_s(prefill_tokens, prefill_pairs) as f32;
+        chunk.prefill_tokens[at] = prefill_tokens as f32;
+        chunk.prefill_pairs[at] = prefill_pairs as f32;
         chunk.prefilling[at] = prefilling as f32;
         chunk.requests[at] = requests as f32;
         chunk.context_tokens[at] = context_tokens as f32;
-        (chunk.prefill_pace[at], chunk.decode_pace[at]) = endpoint.pace.own();
+        [chunk.prefill_pace[at], chunk.decode_pace[at]] = endpoint.pace.factors();
         let accuracy = &endpoint.cache_accuracy;
         let (events, dispatches) = match accuracy.knowledge() {
             Knowledge::Exact => (1.0, 0.0),
@@ -185,9 +188,8 @@ pub struct Fleet<'a> {
     pub(crate) columns: &'a Columns,
     /// Whether the column of cached tokens is filled.
     pub(crate) has_cached: bool,
-    /// Rates before any measurement, and the pace of all endpoints together.
-    pub(crate) base: &'a Rates,
-    pub(crate) pace: &'a Pace,
+    /// Rates of all endpoints together.
+    pub(crate) rates: &'a Rates,
     /// Most tokens of the prompt that an endpoint was sent before.
     pub(crate) seen_tokens: u32,
 }
@@ -205,9 +207,9 @@ mod tests {
         }
         let ids: Vec<_> = pool.endpoints().map(|endpoint| endpoint.id).collect();
         pool.in_flight_mut(ids[1]).expect("here").requests = 7;
-        let (mut columns, base) = (Columns::default(), Rates::default());
+        let mut columns = Columns::default();
         for (id, accepts) in [(ids[0], Accepts::Some), (ids[1], Accepts::All), (ids[2], Accepts::None)] {
-            columns.set(id.slot(), pool.get(id).map(|endpoint| (endpoint, accepts)), &base);
+            columns.set(id.slot(), pool.get(id).map(|endpoint| (endpoint, accepts)));
         }
         assert_eq!((columns.totals(), columns.conditional()), ((1, 7), &[0][..]));
         assert_eq!([0, 1, 2].map(|slot| columns.contains(slot)), [false, true, false]);
@@ -223,8 +225,8 @@ mod tests {
         columns.release(&overlap);
         assert_eq!(columns.chunks()[0].cached_tokens[..3], [0.0; 3]);
 
-        columns.set(1, None, &base);
-        columns.set(0, None, &base);
+        columns.set(1, None);
+        columns.set(0, None);
         assert_eq!((columns.totals(), columns.conditional()), ((0, 0), &[][..]));
     }
 }

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use super::WarmUp;
 use super::window::Window;
 use crate::endpoint::EndpointId;
-use crate::rates::Factor;
+use crate::median::Factor;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 

@@ -617,6 +617,7 @@ mod tests {
             step_s: 0.01,
             sequence_s: 1e-4,
             context_token_s: 1e-7,
+            request_s: 0.0,
         };
         case.rows[0].rates = rates;
         let (queue_s, prefill_s) = (0.03 + 0.0005, 0.06 + 1e-8 * (600.0 * 400.0 + 600.0 * 601.0 / 2.0));

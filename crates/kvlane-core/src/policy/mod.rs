@@ -19,8 +19,8 @@ use crate::config::{ConfigError, Kind, Setting, below, within};
 pub use crate::cost_unit::CostUnit;
 use crate::disaggregation::{Part, Transfers};
 use crate::endpoint::EndpointId;
-use crate::load::{InFlight, Load};
-use crate::rates::Rates;
+use crate::load::Load;
+use crate::rates::{self, Rates};
 pub use crate::reason::Reason;
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::rng::Rng;
@@ -77,15 +77,10 @@ impl Candidate {
         tokens * cached + tokens * (tokens + 1) / 2
     }
 
-    /// Expected time to first token of a request placed here now, in seconds: prefill of the queued prompts and its
-    /// own, plus one step.
+    /// Expected time to first token of a request placed here now, in seconds.
     pub fn first_token_s(&self, request: &SchedulingRequest) -> f64 {
-        let in_flight = self.load.in_flight;
-        let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
-        let tokens = prefill_tokens + u64::from(self.uncached_tokens(request));
-        let pairs = prefill_pairs + self.uncached_pairs(request);
-        let step_s = self.rates.decode_step_s(in_flight.decoding(), context_tokens);
-        self.rates.prefill_s(tokens, pairs) + step_s
+        let (tokens, pairs) = (self.uncached_tokens(request), self.uncached_pairs(request));
+        self.rates.seconds_of(&rates::Work::until_first_token(&self.load.in_flight, tokens, pairs))
     }
 
     /// KV cache usage that the engine reports, 0 to 1; 0 if it reports none or an invalid value.
@@ -784,7 +779,14 @@ mod tests {
             let load = Load { in_flight, reported };
             let mut row = Candidate::approximate(EndpointId::new(slot, generation), overlap_tokens, load);
             let (prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s) = rates;
-            row.rates = Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s };
+            row.rates = Rates {
+                prefill_token_s,
+                prefill_pair_s,
+                step_s,
+                sequence_s,
+                context_token_s,
+                request_s: 0.0,
+            };
             row
         });
         prop::collection::vec(row, 1..9)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{LEASE, PeerState, ReplicaId, Share};
 use crate::endpoint::{EndpointId, Pool};
 use crate::load::InFlight;
+use crate::rates::Prefilled;
 use crate::rng::Rng;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -60,10 +61,9 @@ impl Peers {
             let (_, before) = std::mem::replace(held, (number, share));
             endpoint.elsewhere = endpoint.elsewhere.less(&before.in_flight).plus(&share.in_flight);
             // Prompts for which it no longer waits have been computed, which has kept answers waiting.
-            let InFlight { prefill_tokens: tokens, prefill_pairs: pairs, .. } =
+            let InFlight { prefilling, prefill_tokens: tokens, prefill_pairs: pairs, .. } =
                 before.in_flight.less(&share.in_flight);
-            endpoint.pace.prefilled_tokens += tokens;
-            endpoint.pace.prefilled_pairs += pairs;
+            endpoint.pace.has_prefilled(Prefilled { prompts: prefilling.into(), tokens, pairs });
             if share.breaker_changes != before.breaker_changes {
                 changed(id, share.breaker_changes);
             }
@@ -275,7 +275,7 @@ mod tests {
             peers.hear(SECOND, (ReplicaId(1), number), &news, &mut pool, |_, _| {}, |_, _| {});
         }
         let pace = pool.get(ids[0]).expect("there").pace;
-        assert_eq!((pace.prefilled_tokens, pace.prefilled_pairs), (6000, 60_000));
+        assert_eq!((pace.prefilled().tokens, pace.prefilled().pairs), (6000, 60_000));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::endpoint::{Endpoint, EndpointId};
 use crate::forecast::Usual;
 use crate::load::LoadReport;
 use crate::queue::{Account, Lane};
-use crate::rates::Pace;
+use crate::rates::{Fit, Pace};
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::scheduler::learning::Timed;
@@ -32,7 +32,7 @@ pub struct Checkpoint {
     /// Whether the scheduler had no endpoints and no requests yet.
     pub first: bool,
     rng: [u64; 4],
-    pace: Pace,
+    fit: Fit,
     usual: Usual,
     /// By slot: its generation, and the endpoint in it.
     slots: Vec<(u16, Option<CheckpointEndpoint>)>,
@@ -103,7 +103,7 @@ impl Scheduler {
             config: self.config.clone(),
             first: slots.is_empty() && flights.is_empty() && self.queued() == 0,
             rng: self.rng.state(),
-            pace: *self.learning.pace(),
+            fit: *self.learning.fit(),
             usual: self.learning.forecast.usual(),
             slots,
             flights,
@@ -112,10 +112,10 @@ impl Scheduler {
 
     /// Restores a scheduler from a checkpoint.
     pub fn resumed(now: Nanos, synopsis: Checkpoint) -> Self {
-        let Checkpoint { config, first: _, rng, pace, usual, slots, flights } = synopsis;
+        let Checkpoint { config, first: _, rng, fit, usual, slots, flights } = synopsis;
         let mut scheduler = Self::new(config);
         scheduler.rng = Rng::resumed(rng);
-        scheduler.learning.resume(pace, usual);
+        scheduler.learning.resume(fit, usual);
         for (slot, (generation, endpoint)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
@@ -172,7 +172,7 @@ impl Scheduler {
             prefilling,
             computed,
             is_stream: true,
-            timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
+            timed: Timed::resumed(now, &asked, output_tokens),
             account: Account::of(&asked, Lane::Active),
             output_tokens_due: 0,
             receiving: None,

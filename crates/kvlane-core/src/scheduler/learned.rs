@@ -3,7 +3,7 @@
 use super::Scheduler;
 use crate::endpoint::EndpointId;
 use crate::forecast::KINDS;
-use crate::rates::{Pace, Part};
+use crate::rates::Part;
 use crate::replica::{Estimate, Estimates, ReplicaId, Subject};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -61,20 +61,21 @@ impl Scheduler {
             }
         };
         let base = learning.base();
-        let mut tell_pace = |told: &mut [Estimate; 2], endpoint, pace: &Pace| {
+        let mut tell_rates = |told: &mut [Estimate; 2], endpoint, of: &dyn Fn(Part) -> (f64, u32)| {
             let [prefill, step] = told;
             for (told, part, subject) in [
                 (prefill, Part::Prefill, Subject::Prefill(endpoint)),
                 (step, Part::Decode, Subject::Step(endpoint)),
             ] {
-                let (factor, samples) = pace.told(part);
-                tell(told, subject, factor * base.seconds(part), samples);
+                let (seconds, observations) = of(part);
+                tell(told, subject, seconds, observations);
             }
         };
-        tell_pace(&mut learned.pool, None, learning.pace());
+        let fit = learning.fit();
+        tell_rates(&mut learned.pool, None, &|part| fit.told(base, part));
         for endpoint in pool.endpoints() {
             let told = learned.endpoints.get_or_insert(endpoint.id, Default::default);
-            tell_pace(told, Some(endpoint.id), &endpoint.pace);
+            tell_rates(told, Some(endpoint.id), &|part| endpoint.pace.told(fit, base, part));
         }
         learned.answers.resize(1 + usize::from(KINDS), Estimate::default());
         for (told, (kind, tokens, answers)) in learned.answers.iter_mut().zip(learning.forecast.told()) {
@@ -117,12 +118,11 @@ impl Scheduler {
             Subject::Prefill(endpoint) => (Part::Prefill, endpoint),
             Subject::Step(endpoint) => (Part::Decode, endpoint),
         };
-        let heard = heard.per(self.learning.base().seconds(part));
         match endpoint {
-            None => self.learning.pace_mut().hear(part, heard),
+            None => self.learning.hear(part, heard.per(self.learning.base().seconds(part))),
             Some(endpoint) => {
                 if let Some(endpoint) = self.pool.get_mut(endpoint) {
-                    endpoint.pace.hear(part, heard);
+                    endpoint.pace.hear(part, heard.per(self.learning.pool_rates().seconds(part)));
                 }
             }
         }

@@ -17,6 +17,7 @@ mod learning;
 mod messages;
 mod news;
 mod place;
+mod predictions;
 mod shadow;
 mod shortlist;
 mod slo;
@@ -33,7 +34,7 @@ use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
 use crate::policy::{Candidate, CostUnit, PairCost, Policy, Reason};
 use crate::queue::{Lane, Queue, Waiting};
-use crate::rates::{Rates, STEP_TOKENS};
+use crate::rates::{Prefilled, Rates, STEP_TOKENS};
 use crate::replica::{Homes, Peers};
 use crate::request::{AdapterKey, AnswerEnd, RequestId};
 use crate::rng::Rng;
@@ -44,6 +45,7 @@ use crate::time::Nanos;
 pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use messages::{Input, Output};
+pub use predictions::{ERRORS, Predictions};
 pub use shadow::{Agreement, Shadowed};
 
 use admission::Dequeued;
@@ -285,6 +287,16 @@ impl Scheduler {
         self.learning.rates(endpoint)
     }
 
+    /// Standard errors of an endpoint's rates for prefill and decoding, as shares of the rates.
+    pub fn rate_errors(&self, endpoint: &Endpoint) -> [f64; 2] {
+        self.learning.rate_errors(endpoint)
+    }
+
+    /// How far this pool's times to first token were from their predictions.
+    pub fn predictions(&self) -> Predictions {
+        self.learning.predictions()
+    }
+
     /// Mean output tokens of recent answers.
     pub fn usual_output_tokens(&self) -> f64 {
         self.learning.forecast.usual_tokens()
@@ -388,21 +400,16 @@ impl Scheduler {
         if std::mem::replace(&mut flight.computed, true) {
             return;
         }
-        let InFlightRequest {
-            endpoint,
-            era,
-            prediction,
-            prompt_tokens,
-            prefill_tokens,
-            prefill_pairs,
-            leg_of,
-            is_split,
-            ..
-        } = *flight;
+        let InFlightRequest { endpoint, era, prediction, prompt_tokens, leg_of, is_split, .. } = *flight;
+        self.prefilled(request);
         // A prefill leg answers when its prompt is computed.
-        if seen || leg_of.is_some() {
-            let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
-            self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
+        if let Some(flight) = self.flights.get_mut(request)
+            && (seen || leg_of.is_some())
+        {
+            if seen {
+                self.learning.check(now, &flight.timed);
+            }
+            self.learning.first_token(now, &mut flight.timed, self.pool.get_mut(endpoint));
         }
         if !self.adapters.is_idle() {
             self.adapters.first_token(now, request, seen);
@@ -410,7 +417,6 @@ impl Scheduler {
         if let (false, Some(accuracy)) = (is_split, self.pool.cache_accuracy_mut(endpoint)) {
             accuracy.expect_in_counters(prediction.unwrap_or_default(), prompt_tokens);
         }
-        self.prefilled(request);
         self.begun(now, endpoint, era, out);
         self.received(now, request, seen, out);
         if let Some(of) = leg_of {
@@ -424,10 +430,13 @@ impl Scheduler {
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
         let prefilling = std::mem::take(&mut flight.prefilling);
-        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+        if let Some(endpoint) = self.pool.get_mut(flight.endpoint) {
+            let ledger = &mut endpoint.load.in_flight;
             ledger.prefill_tokens -= prefill_tokens;
             ledger.prefill_pairs -= prefill_pairs;
             ledger.prefilling -= u32::from(prefilling);
+            let prompts = u64::from(prefilling);
+            endpoint.pace.has_prefilled(Prefilled { prompts, tokens: prefill_tokens, pairs: prefill_pairs });
         }
     }
 
@@ -476,7 +485,12 @@ impl Scheduler {
     /// Takes over the answer's final length.
     fn wrote(&mut self, now: Nanos, request: RequestId, output_tokens: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
-        self.learning.last_token(now, &mut flight.timed, self.pool.get_mut(flight.endpoint));
+        let endpoint = self.pool.get_mut(flight.endpoint);
+        if flight.is_stream {
+            self.learning.last_token(now, &mut flight.timed, endpoint);
+        } else if flight.leg_of.is_none() {
+            self.learning.whole_answer(now, &flight.timed, endpoint, output_tokens);
+        }
         let seen = std::mem::replace(&mut flight.timed.output_tokens, output_tokens);
         charge(&mut self.queue, flight, output_tokens.saturating_sub(seen.max(1)));
         // The last token is not part of any later token's context, just as the first one was not counted.
@@ -555,6 +569,7 @@ mod tests {
     use crate::disaggregation::{Part, Role, WarmUp};
     use crate::load::LoadReport;
     use crate::policy::PolicyConfig;
+    use crate::rates::Work;
     use crate::request::{SchedulingRequest, SessionKey, TenantKey};
 
     pub(super) fn config(policy: &str) -> Config {
@@ -737,8 +752,15 @@ mod tests {
             world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
         }
         assert_eq!((world.ledger(0).prefilling, world.ledger(0).prefill_tokens), (2, 16_000));
-        let expected_s =
-            Rates::default().prefill_s(16_000, 8000 * 8001) + Rates::default().decode_step_s(0, 0);
+        let first = InFlight {
+            requests: 1,
+            prefilling: 1,
+            prefill_tokens: 8000,
+            prefill_pairs: 4000 * 8001,
+            context_tokens: 8000,
+            moving: 0,
+        };
+        let expected_s = Rates::default().seconds_of(&Work::until_first_token(&first, 8000, 4000 * 8001));
         world.now = Nanos::from_secs_f64(expected_s);
         world.step(Input::Tick);
         assert_eq!(

@@ -121,12 +121,7 @@ impl Scheduler {
             self.splits.transfers.begin(leg.endpoint, endpoint);
             self.reserve(first);
         } else if request.whole_answer {
-            let in_flight = picked.load.in_flight;
-            let InFlight { prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
-            let tokens = prefill_tokens + u64::from(flight.prefill_tokens);
-            let pairs = prefill_pairs + flight.prefill_pairs;
-            let step_s = picked.rates.decode_step_s(in_flight.decoding(), context_tokens);
-            self.estimated_prefills.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
+            self.estimated_prefills.placed(now, request.id, picked.first_token_s(request));
         }
         self.reserve(flight);
         out.push(Output::Dispatch { request: request.id, placement });
@@ -169,6 +164,7 @@ impl Scheduler {
         block_tokens: u32,
     ) -> InFlightRequest {
         let (uncached, pairs) = (row.uncached_tokens(request), row.uncached_pairs(request));
+        let prefilled = self.pool.get(row.endpoint).map(|endpoint| endpoint.pace.prefilled());
         InFlightRequest {
             request: request.id,
             endpoint: row.endpoint,
@@ -182,7 +178,7 @@ impl Scheduler {
             prefilling: true,
             computed: false,
             is_stream: !request.whole_answer,
-            timed: self.learning.placed(now, request, &row.load, uncached, pairs),
+            timed: self.learning.placed(now, request, row, prefilled.unwrap_or_default()),
             account: Account::of(request, Lane::Active),
             output_tokens_due: 0,
             receiving: None,

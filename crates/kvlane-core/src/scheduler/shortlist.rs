@@ -84,7 +84,7 @@ impl Scheduler {
         slots.clear();
         for &excluded in &*request.excluded {
             if self.pool.get(excluded).is_some() {
-                self.shortlist.columns.set(excluded.slot(), None, self.learning.base());
+                self.shortlist.columns.set(excluded.slot(), None);
                 self.pool.note_change(excluded.slot());
             }
         }
@@ -150,8 +150,7 @@ impl Scheduler {
         let fleet = Fleet {
             columns,
             has_cached,
-            base: self.learning.base(),
-            pace: self.learning.pace(),
+            rates: self.learning.pool_rates(),
             seen_tokens: sent.chain(held.map(|(sent, _)| sent)).max().unwrap_or(0),
         };
         let mut cx = PickContext {
@@ -179,7 +178,7 @@ impl Scheduler {
         let in_flight_max = self.config.max_requests_per_endpoint;
         while let Some((slot, endpoint)) = self.pool.take_changed() {
             let endpoint = endpoint.map(|endpoint| (endpoint, accepts(endpoint, now, in_flight_max)));
-            self.shortlist.columns.set(slot, endpoint, self.learning.base());
+            self.shortlist.columns.set(slot, endpoint);
         }
     }
 }

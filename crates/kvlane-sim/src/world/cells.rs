@@ -156,6 +156,7 @@ impl CellLoad {
                 step_s: mean(|rates| rates.step_s),
                 sequence_s: mean(|rates| rates.sequence_s),
                 context_token_s: mean(|rates| rates.context_token_s),
+                request_s: mean(|rates| rates.request_s),
             };
         }
         cell

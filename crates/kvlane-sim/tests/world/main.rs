@@ -419,7 +419,8 @@ fn a_slow_engine_is_known_by_its_answers_and_gets_fewer_prompts() {
         .router()
         .read(|scheduler| scheduler.pool().endpoints().map(|endpoint| scheduler.rates(endpoint)).collect());
     for (n, others) in [(0, 2), (2, 0)] {
-        assert_eq!(rates[n], rates[others], "two alike are taken for alike");
+        let ratio = rates[n].step_s / rates[others].step_s;
+        assert!((0.98..1.02).contains(&ratio), "two alike are taken for alike: {rates:?}");
         assert!(rates[1].step_s > 2.0 * rates[n].step_s, "{rates:?}");
         assert!(rates[1].prefill_token_s > 2.0 * rates[n].prefill_token_s, "{rates:?}");
     }

@@ -1,6 +1,6 @@
 //! The endpoints that can be the cheapest, found in one pass over the columns of a large fleet.
 //!
-//! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates,
+//! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates beside the pool's,
 //!
 //! ```text
 //! a (queued + p (m0 + md d + mf f)) + b (k0 + kr r + kc context) + F work
@@ -18,8 +18,6 @@
 //! `6 ERROR` more than the cheapest. Which of them are listed is drawn, so that idle endpoints share the requests.
 //!
 //! `the_shortlist_has_the_row_that_a_scan_picks` holds this formula to that of [`Terms::alone_s`].
-
-use std::ops::Range;
 
 use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, WORK_MEMORY_S, Work, preference};
 use crate::columns::{CHUNK, Chunk, Column, Fleet};
@@ -68,14 +66,6 @@ struct Weights {
     per_context_token_s: f32,
     /// Of a second of work placed.
     work: f32,
-    /// The pool's factors, and the own factors that do not differ from them.
-    prefill: Factors,
-    decode: Factors,
-}
-
-struct Factors {
-    pool: f32,
-    alike: Range<f32>,
 }
 
 // === impl WorkColumns ===
@@ -101,24 +91,13 @@ impl WorkColumns {
     }
 }
 
-// === impl Factors ===
-
-impl Factors {
-    /// The factor of an endpoint with this own factor, which may be NaN.
-    fn of(&self, own: f32) -> f32 {
-        if own < self.alike.start || own >= self.alike.end { own } else { self.pool }
-    }
-}
-
 // === impl Weights ===
 
 impl Weights {
     fn of(terms: &Terms<'_>, fleet: &Fleet<'_>) -> Self {
-        let Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s } = *fleet.base;
+        let Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s, .. } = *fleet.rates;
         let own_tokens = f64::from(terms.request.prompt_tokens) + (0.5 * terms.output_tokens).floor();
         let own_s = sequence_s + context_token_s * own_tokens;
-        let factors = |(pool, alike): (f64, Range<f32>)| Factors { pool: pool as f32, alike };
-        let [prefill, decode] = fleet.pace.alike();
         Self {
             token_s: prefill_token_s as f32,
             pair_s: prefill_pair_s as f32,
@@ -130,8 +109,6 @@ impl Weights {
             per_request_s: (terms.decode * sequence_s + terms.slower * own_s) as f32,
             per_context_token_s: (terms.decode * context_token_s) as f32,
             work: terms.new_prefix as f32,
-            prefill: factors(prefill),
-            decode: factors(decode),
         }
     }
 
@@ -152,8 +129,9 @@ impl Weights {
             let (requests, prefilling) = (chunk.requests[at], chunk.prefilling[at]);
             let decoding = (requests - prefilling).max(0.0);
             let weight = self.always + self.per_decoding * decoding + self.per_prefilling * prefilling;
-            *cost = self.prefill.of(chunk.prefill_pace[at]) * (chunk.prefill_s[at] + prefill_s[at] * weight)
-                + self.decode.of(chunk.decode_pace[at])
+            let queued_s = self.token_s * chunk.prefill_tokens[at] + self.pair_s * chunk.prefill_pairs[at];
+            *cost = chunk.prefill_pace[at] * (queued_s + prefill_s[at] * weight)
+                + chunk.decode_pace[at]
                     * (self.decode_s
                         + self.per_request_s * requests
                         + self.per_context_token_s * chunk.context_tokens[at]);
