@@ -1414,8 +1414,8 @@ function showSheet() {
       ["Tokens in flight", whole.format(of.context_tokens)],
       ["Prefill tokens in flight", `${whole.format(of.prefill_tokens)}`],
       ["It reports", reported ? `${whole.format(reported.running)} running, ${whole.format(reported.waiting)} waiting, ${seconds(reported.age_s)} ago` : "nothing"],
-      ["Prefill, as learned", `${count(of.rates.prefill_tokens_per_second)} tokens/s`],
-      ["Decode step (learned)", seconds(of.rates.decode_step_s)],
+      ["Prefill (learned)", `${count(of.rates.prefill_tokens_per_second)} tokens/s ± ${share(of.rates.prefill_error)}`],
+      ["Decode step (learned)", `${seconds(of.rates.decode_step_s)} ± ${share(of.rates.decode_error)}`],
     ]), make("h3", {}, "Requests since it joined"), facts([
       ["Placed there", whole.format(of.traffic.requests)],
       ["TTFT", of.traffic.ttft_p50_s === null ? "–" : `p50 ${seconds(of.traffic.ttft_p50_s)}, p90 ${seconds(of.traffic.ttft_p90_s)}`],

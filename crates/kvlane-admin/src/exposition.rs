@@ -5,19 +5,23 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use kvlane_core::endpoint::Endpoint;
-use kvlane_core::rates::Rates;
 use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
 use prometheus_client::encoding::text::encode;
 
 use kvlane_fleet::decoders::Decoders;
-use kvlane_fleet::metrics::{DecodeLabels, Metrics, ModelLabel, ReplicaLabel, TokensLabel, WorkerLabels};
+use kvlane_fleet::metrics::{
+    DecodeLabels, Metrics, ModelLabel, PredictionLabels, ReplicaLabel, TokensLabel, WorkerLabels,
+};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::replicas::shown;
 use kvlane_proxy::Proxy;
 
 use crate::discovery;
-use crate::signals::{self, UsualRequest};
+use crate::signals::{self, Known, UsualRequest};
+
+/// What the `error` label says of each class of [`kvlane_core::scheduler::Predictions`].
+const PREDICTION_ERRORS: [&str; 4] = ["0-15%", "15-35%", "35-100%", "100%+"];
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
@@ -94,6 +98,8 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
         &metrics.workers.worker_kv_usage_ratio,
         &metrics.workers.worker_prefill_tokens_per_second,
         &metrics.workers.worker_decode_step,
+        &metrics.workers.worker_prefill_error_ratio,
+        &metrics.workers.worker_decode_error_ratio,
     ] {
         gauges.clear();
     }
@@ -104,6 +110,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
     }
     metrics.workers.decode_endpoints.clear();
     metrics.tokens.output_tokens_usual.clear();
+    metrics.requests.ttft_predictions.clear();
     metrics.cache_accuracy.clear();
     signals::clear(metrics);
     for pool in pools {
@@ -113,12 +120,17 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
         metrics.tokens.index_blocks.get_or_create(&model).set(blocks as i64);
         // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
         let copied = |scheduler: &Scheduler| {
-            let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
+            let with_rates = |endpoint: &Endpoint| Known {
+                endpoint: endpoint.clone(),
+                rates: scheduler.rates(endpoint),
+                rate_errors: scheduler.rate_errors(endpoint),
+            };
             let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
             let usual = UsualRequest::of(scheduler);
-            (scheduler.queued(), scheduler.usual_output_tokens(), usual, endpoints)
+            let learned = (scheduler.usual_output_tokens(), scheduler.predictions().counts());
+            (scheduler.queued(), learned, usual, endpoints)
         };
-        let (queued, usual_output_tokens, usual, endpoints) = pool.router.read(copied);
+        let (queued, (usual_output_tokens, predictions), usual, endpoints) = pool.router.read(copied);
         signals::read(metrics, &pool.model, &endpoints, usual, queued);
         pool.metrics.shed.read(now);
         metrics.requests.queue_requests.get_or_create(&model).set(queued as i64);
@@ -129,13 +141,17 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
                 metrics.workers.decode_endpoints.get_or_create(&labels).set(count as i64);
             }
         }
-        for (endpoint, rates) in &endpoints {
-            read_endpoint(metrics, &pool.model, endpoint, rates);
+        for (error, count) in PREDICTION_ERRORS.into_iter().zip(predictions) {
+            let labels = PredictionLabels { model: pool.model.clone(), error };
+            metrics.requests.ttft_predictions.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
+        }
+        for known in &endpoints {
+            read_endpoint(metrics, &pool.model, known);
         }
     }
 }
 
-fn read_endpoint(metrics: &Metrics, model: &str, endpoint: &Endpoint, rates: &Rates) {
+fn read_endpoint(metrics: &Metrics, model: &str, Known { endpoint, rates, rate_errors }: &Known) {
     let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
     metrics.cache_accuracy.read(&labels, endpoint);
     let load = endpoint.load.in_flight;
@@ -144,6 +160,9 @@ fn read_endpoint(metrics: &Metrics, model: &str, endpoint: &Endpoint, rates: &Ra
     metrics.workers.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
     metrics.workers.worker_prefill_tokens_per_second.get_or_create(&labels).set(rates.shown_prefill_rate());
     metrics.workers.worker_decode_step.get_or_create(&labels).set(rates.shown_step_s(&load));
+    let [prefill, decode] = *rate_errors;
+    metrics.workers.worker_prefill_error_ratio.get_or_create(&labels).set(prefill);
+    metrics.workers.worker_decode_error_ratio.get_or_create(&labels).set(decode);
     if let Some((reported, _)) = endpoint.load.reported {
         metrics.workers.worker_kv_usage_ratio.get_or_create(&labels).set(reported.kv_usage_ratio.into());
     }

@@ -150,10 +150,12 @@ fn closed_pairs(now: Nanos, pool: &ModelPool) -> Vec<Value> {
 
 /// The pool's state of each of its endpoints. The scheduler's lock is held only while the figures are copied.
 fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
-    let known: Vec<(Endpoint, [f64; 2])> = pool.router.read(|scheduler: &Scheduler| {
+    let known: Vec<(Endpoint, [f64; 4])> = pool.router.read(|scheduler: &Scheduler| {
         let rated = |endpoint: &Endpoint| {
             let rates = scheduler.rates(endpoint);
-            [rates.shown_prefill_rate(), rates.shown_step_s(&endpoint.load.in_flight)]
+            let [prefill_error, decode_error] = scheduler.rate_errors(endpoint);
+            let step_s = rates.shown_step_s(&endpoint.load.in_flight);
+            [rates.shown_prefill_rate(), prefill_error, step_s, decode_error]
         };
         scheduler.pool().endpoints().map(|endpoint| (endpoint.clone(), rated(endpoint))).collect()
     });
@@ -170,11 +172,12 @@ fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
 fn endpoint(
     now: Nanos,
     endpoint: &Endpoint,
-    [prefill_rate, step_s]: [f64; 2],
+    rates: [f64; 4],
     events: Option<u64>,
     given: u64,
     block_tokens: u64,
 ) -> Value {
+    let [prefill_rate, prefill_error, step_s, decode_error] = rates.map(|value| rounded(value as f32));
     let (load, accuracy, breaker) = (endpoint.load.in_flight, &endpoint.cache_accuracy, &endpoint.breaker);
     let reported = endpoint.load.reported.map(|(reported, at)| {
         json!({
@@ -188,7 +191,10 @@ fn endpoint(
         "requests": load.requests, "prefilling": load.prefilling,
         "prefill_tokens": load.prefill_tokens, "context_tokens": load.context_tokens,
         "reported": reported,
-        "rates": {"prefill_tokens_per_second": rounded(prefill_rate as f32), "decode_step_s": rounded(step_s as f32)},
+        "rates": {
+            "prefill_tokens_per_second": prefill_rate, "prefill_error": prefill_error,
+            "decode_step_s": step_s, "decode_error": decode_error,
+        },
         "knowledge": accuracy.knowledge().name(),
         "precision": rounded(accuracy.precision()), "recall": rounded(accuracy.recall()),
         "answers": accuracy.totals().answers, "answers_mispredicted": accuracy.totals().wrong,

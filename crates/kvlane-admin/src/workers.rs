@@ -61,10 +61,13 @@ pub(super) fn describe(fleet: &Fleet, worker: &Worker) -> Value {
                 scheduler
                     .pool()
                     .get(endpoint.id)
-                    .map(|endpoint| (endpoint.load, endpoint.cache_accuracy.knowledge(), scheduler.rates(endpoint)))
+                    .map(|endpoint| {
+                        let rates = (scheduler.rates(endpoint), scheduler.rate_errors(endpoint));
+                        (endpoint.load, endpoint.cache_accuracy.knowledge(), rates)
+                    })
             };
             let blocks = pool.router.exact().map_or(0, |index| index.blocks_of(endpoint.id));
-            let (load, knowledge, rates) = pool.router.read(of_it).unwrap_or_default();
+            let (load, knowledge, (rates, [prefill_error, decode_error])) = pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {
                 json!({
                     "running": reported.running, "waiting": reported.waiting,
@@ -80,6 +83,7 @@ pub(super) fn describe(fleet: &Fleet, worker: &Worker) -> Value {
                 "rates": {
                     "prefill_token_s": rates.prefill_token_s, "prefill_pair_s": rates.prefill_pair_s,
                     "step_s": rates.step_s, "sequence_s": rates.sequence_s, "context_token_s": rates.context_token_s,
+                    "request_s": rates.request_s, "prefill_error": prefill_error, "decode_error": decode_error,
                 },
                 "reported": reported,
                 "worker": *endpoint.name,

@@ -36,7 +36,7 @@ async fn usual(gateway: &TestGateway) -> f64 {
     gateway.metric(r#"kvlane_output_tokens_usual{model="m"}"#).await.expect("a sample")
 }
 
-/// Invariant: An answer's length is what its engine reports; an answer that arrives at once teaches no decode rate.
+/// Invariant: An answer's length is what its engine reports; a stream of which no token was timed teaches no rate.
 ///
 /// Also held by `an_answer_that_came_all_at_once_says_nothing_of_speed`.
 #[tokio::test]
@@ -76,7 +76,24 @@ async fn answer_lengths_are_learned_per_session() {
 }
 
 #[tokio::test]
-async fn learned_rates_are_shown_and_change_only_with_timed_responses() {
+async fn first_tokens_are_counted_by_the_error_of_their_prediction() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for _ in 0..3 {
+        stream(&gateway, &engine, "", 2, 2).await;
+    }
+    whole(&gateway, &engine, "hi", 2).await;
+    let mut counted = 0.0;
+    for error in ["0-15%", "15-35%", "35-100%", "100%+"] {
+        let sample = format!(r#"kvlane_ttft_predictions_total{{model="m",error="{error}"}}"#);
+        counted += gateway.metric(&sample).await.expect("a sample");
+    }
+    assert_eq!(counted, 3.0, "streams");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn learned_rates_are_shown_and_follow_responses_that_are_not_streamed() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let rates = || async {
@@ -89,8 +106,16 @@ async fn learned_rates_are_shown_and_change_only_with_timed_responses() {
     for n in 0..5 {
         whole(&gateway, &engine, &format!("{n} {prompt}"), 300).await;
     }
-    assert_eq!(rates().await, before);
-    for metric in ["kvlane_worker_prefill_tokens_per_second", "kvlane_worker_decode_step_seconds"] {
+    let after = rates().await;
+    for rate in ["step_s", "decode_error"] {
+        assert!(after[rate].as_f64() < before[rate].as_f64(), "{rate}: {before} {after}");
+    }
+    for metric in [
+        "kvlane_worker_prefill_tokens_per_second",
+        "kvlane_worker_decode_step_seconds",
+        "kvlane_worker_prefill_error_ratio",
+        "kvlane_worker_decode_error_ratio",
+    ] {
         let sample = format!(r#"{metric}{{worker="{}",model="m"}}"#, engine.url());
         assert!(gateway.metric(&sample).await.is_some_and(|value| value > 0.0), "{sample}");
     }

@@ -84,6 +84,15 @@ pub struct StatLabels {
     pub stat: &'static str,
 }
 
+/// Predicted times to first token of a pool.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct PredictionLabels {
+    /// The pool's model.
+    pub model: String,
+    /// How far they were off, as a range of percent of the measured time.
+    pub error: &'static str,
+}
+
 /// The endpoints of a pool that decode split requests.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct DecodeLabels {

@@ -33,8 +33,9 @@ pub use self::feeds::FeedMetrics;
 use self::histogram::Histogram;
 pub use self::labels::{
     AdapterLabel, Continued, DecodeLabels, DirectionLabel, EstimateLabels, FailureKind, FailureLabels,
-    Hedged, MirrorLabels, ModelLabel, ReloadLabel, ReplicaLabel, RequestLabels, SelectionLabels, SourceLabel,
-    StatLabels, TargetLabels, TokensLabel, WarmUpLabel, WorkerLabel, WorkerLabels,
+    Hedged, MirrorLabels, ModelLabel, PredictionLabels, ReloadLabel, ReplicaLabel, RequestLabels,
+    SelectionLabels, SourceLabel, StatLabels, TargetLabels, TokensLabel, WarmUpLabel, WorkerLabel,
+    WorkerLabels,
 };
 pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;

@@ -9,8 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::row::rows;
 use crate::metrics::histogram::Histogram;
 use crate::metrics::labels::{
-    ContinuedLabel, HedgeLabel, HistogramFamily, MirrorLabels, ModelLabel, RequestLabels, ShedLabel,
-    StageLabels, TargetLabels,
+    ContinuedLabel, HedgeLabel, HistogramFamily, MirrorLabels, ModelLabel, PredictionLabels, RequestLabels,
+    ShedLabel, StageLabels, TargetLabels,
 };
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -117,6 +117,14 @@ rows! {
         help: "Predicted time to first token of a request of usual size, placed now",
         meaning: "Predicted time to first token of a request like the mean of the last 128, placed now at the endpoint with the soonest first token: `kvlane_queue_seconds`, its own prefill, and a step; absent with `routing.receipts: 0` ([autoscaling](autoscaling.md))",
         worry: "it nears your target: add endpoints",
+    },
+
+    pub ttft_predictions: Family<PredictionLabels, Counter> {
+        seconds: false,
+        labels: &["model", "error"],
+        help: "First tokens, by the error of their predicted time, in percent of the measured time",
+        meaning: "First tokens of streams, by how far the time predicted at placement was off, as a range of percent of the measured time: `0-15%`, `15-35%`, `35-100%`, `100%+`",
+        worry: "less than half are `0-15%` under steady load: latency objectives and admission by predicted time are unreliable",
     },
 
     pub waiting_for_endpoints: Family<ModelLabel, Gauge> {

@@ -8,7 +8,7 @@ use kvlane_core::disaggregation::Part;
 use kvlane_core::rates::Rates;
 use kvlane_core::recording::{Replay, Tally};
 use kvlane_core::request::RequestId;
-use kvlane_core::scheduler::{Config, Input};
+use kvlane_core::scheduler::{Config, Input, Predictions};
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
 
@@ -27,6 +27,8 @@ pub(super) struct Summary {
     pub(super) by_endpoint: BTreeMap<String, u64>,
     /// Times to first token in seconds, from a request's arrival at the gateway.
     pub(super) ttft_s: Vec<f64>,
+    /// How far they were from their predictions.
+    predictions: Predictions,
     /// Requests that were split, and their transfers.
     pub(super) splits: Splits,
     /// Prompt tokens of the answers with reported cached tokens, and the cached ones among them.
@@ -78,6 +80,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
         by_reason: BTreeMap::new(),
         by_endpoint: BTreeMap::new(),
         ttft_s: Vec::new(),
+        predictions: Predictions::default(),
         splits: Splits::default(),
         told_tokens: (0, 0),
         block_tokens: 16,
@@ -153,6 +156,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
     summary.tally = replay.tally();
     if let Some(scheduler) = replay.scheduler() {
         summary.config = Some(scheduler.config().clone());
+        summary.predictions = scheduler.predictions();
         let told = |endpoint: &kvlane_core::endpoint::Endpoint| {
             let capacity = endpoint.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
             let rates = scheduler.rates(endpoint);
@@ -258,7 +262,7 @@ impl Summary {
             "refused": self.tally.refused, "by_reason": self.by_reason, "by_endpoint": self.by_endpoint,
             "ttft_mean_s": self.ttft_mean_s(), "ttft_p50_s": self.ttft_s(0.5), "ttft_p90_s": self.ttft_s(0.9),
             "ttft_p99_s": self.ttft_s(0.99), "cached_share": self.cached_share(),
-            "splits": self.splits.json(),
+            "ttft_predictions": self.predictions.counts(), "splits": self.splits.json(),
             "replay": tally(&self.tally, &self.damage),
         })
     }
@@ -279,6 +283,13 @@ impl Summary {
             (self.ttft_mean_s(), self.ttft_s(0.5), self.ttft_s(0.9), self.ttft_s(0.99))
         {
             _ = writeln!(out, "first token: mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}");
+        }
+        let [near, far, ..] = self.predictions.counts();
+        let all: u64 = self.predictions.counts().iter().sum();
+        if all > 0 {
+            let share = |count: u64| 100.0 * count as f64 / all as f64;
+            let (near, far) = (share(near), share(near + far));
+            _ = writeln!(out, "first token, as predicted: within 15 % for {near:.0} % of {all}, within 35 % for {far:.0} %");
         }
         if let Some(share) = self.cached_share() {
             _ = writeln!(out, "prompt tokens from caches, as reported by engines: {:.1} %", 100.0 * share);
