@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-grpc e2e-sglang \
+.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-vllm-learning e2e-vllm-race e2e-grpc e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
 	e2e-python e2e-models e2e-litellm e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
@@ -81,6 +81,20 @@ e2e-vllm: cargo
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_images.py -v
+
+# How well the speed of three real vLLM servers is learned, and their time to first token predicted. Root: each gets half a core.
+e2e-vllm-learning: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/.work/venv/bin/python e2e/vllm/learning.py $(LEARNING)
+
+# kvlane, its policies, sglang-router and vllm-router in front of the same servers: four workloads, five rounds, two hours.
+# RACE='--workloads steady --seeds 1' for less; what is over is kept in target/race-vllm.
+e2e-vllm-race: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/race/setup.sh
+	python3 e2e/race/vllm.py $(RACE)
 
 # The catalogue of models and every path of docs/apis.md, on three vLLM servers: one with adapters, one that embeds.
 e2e-models: cargo

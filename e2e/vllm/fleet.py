@@ -1,8 +1,14 @@
 """vLLM servers on the CPU, as the tests of this folder start them."""
 
 import json
+import os
+from pathlib import Path
 
 from engines import MODEL, WORK, Engine, free_port, metrics, request, until
+
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+# Short, so that a server which has had its part of a core waits only a moment for more.
+QUOTA_PERIOD_US = 10_000
 
 BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes
 
@@ -87,3 +93,24 @@ class Parallel(Publishing):
 
     def options(self):
         return [*super().options(), "--data-parallel-size", "2", "--api-server-count", "1"]
+
+
+def limited(servers, parts):
+    """Gives each server its part of a core, so that what one computes does not slow the others. Needs cgroups (version 1)
+    and root."""
+    for server, part in zip(servers, parts):
+        group = CPU_GROUPS / f"kvlane-{server.name}"
+        try:
+            group.mkdir(exist_ok=True)
+            (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(int(part * QUOTA_PERIOD_US)))
+        except OSError as error:
+            raise AssertionError(f"no part of a core for {server.name}: {error}") from error
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            # Servers lead a session each.
+            try:
+                if os.getsid(int(process)) == server.child.pid:
+                    (group / "cgroup.procs").write_text(process)
+            except ProcessLookupError:
+                pass
+    print(f"parts of a core: {', '.join(map(str, parts))}", flush=True)
