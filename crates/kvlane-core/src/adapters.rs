@@ -239,6 +239,12 @@ impl Adapters {
         held.map_or_else(AdapterUse::default, |held| AdapterUse { users: held.users, used: held.used })
     }
 
+    /// Whether requests wait there until an adapter is loaded.
+    pub(crate) fn loads_at(&self, endpoint: EndpointId) -> bool {
+        let slots = self.slots.get(endpoint);
+        slots.is_some_and(|slots| slots.held.iter().any(|held| held.loading.is_some()))
+    }
+
     /// Adapters that an endpoint can have loaded at once, if it has reported that.
     pub(crate) fn slots_of(&self, endpoint: EndpointId) -> Option<u32> {
         self.slots.get(endpoint)?.max

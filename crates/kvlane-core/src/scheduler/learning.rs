@@ -87,7 +87,8 @@ impl Timed {
         }
     }
 
-    /// Its first token waits for more than its prompt, which is computed elsewhere or needs an adapter: it is not timed.
+    /// Its first token waits for more than prompts: its own is computed elsewhere, or it or others need an adapter. It is
+    /// not timed.
     pub(super) fn is_delayed(&mut self) {
         (self.work, self.expected_s) = (None, None);
     }

@@ -97,7 +97,7 @@ impl Scheduler {
             turn,
             ..self.flight_at(now, request, &picked, *block_tokens)
         };
-        if waits_for_adapter {
+        if waits_for_adapter || self.adapters.loads_at(endpoint) {
             flight.timed.is_delayed();
         }
         let computed = prefill.as_ref().unwrap_or(&picked).uncached_tokens(request);

@@ -289,7 +289,10 @@ impl Summary {
         if all > 0 {
             let share = |count: u64| 100.0 * count as f64 / all as f64;
             let (near, far) = (share(near), share(near + far));
-            _ = writeln!(out, "first token, as predicted: within 15 % for {near:.0} % of {all}, within 35 % for {far:.0} %");
+            _ = writeln!(
+                out,
+                "first token, as predicted: within 15 % for {near:.0} % of {all}, within 35 % for {far:.0} %"
+            );
         }
         if let Some(share) = self.cached_share() {
             _ = writeln!(out, "prompt tokens from caches, as reported by engines: {:.1} %", 100.0 * share);
