@@ -82,13 +82,14 @@ e2e-vllm: cargo
 	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_images.py -v
 
-# How well the speed of three real vLLM servers is learned, and their time to first token predicted. Root: each gets half a core.
+# How well the speed of three real vLLM servers is learned, and their time to first token predicted. Root: each gets 0.6 of a core.
 e2e-vllm-learning: cargo
 	cargo build --release --locked -p kvlane
 	e2e/vllm/setup.sh
 	e2e/.work/venv/bin/python e2e/vllm/learning.py $(LEARNING)
 
-# kvlane, its policies, sglang-router and vllm-router in front of the same servers: four workloads, five rounds, two hours.
+# kvlane, its policies, sglang-router and vllm-router in front of the same servers: four workloads, five rounds. A run of five rounds has not
+# been timed; by its plan it takes three hours.
 # RACE='--workloads steady --seeds 1' for less; what is over is kept in target/race-vllm.
 e2e-vllm-race: cargo
 	cargo build --release --locked -p kvlane

@@ -6,7 +6,7 @@
 
 Each server has a part of a core of its own (cgroups: Linux, root). Everything else is `kvlane bench`: the same requests
 through one router after the other, in turns, with intervals. What is over is kept in target/race-vllm, so that the same
-command goes on from it. README.md says how to read the result.
+command goes on from it. docs/bench.md says how to read the result.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "vllm")]
 
-from engines import KVLANE, MODEL, WORK, free_port, start  # noqa: E402
-from fleet import Vllm, limited  # noqa: E402
+from engines import KVLANE, MODEL, start  # noqa: E402
+from fleet import WithEvents, limited  # noqa: E402
 
 OUT = HERE.parents[1] / "target" / "race-vllm"
 PEERS = HERE / ".work" / "venv" / "bin"
 SERVERS = 3
 
-# Conversations or requests a second, and what they are. Answers are short: the servers decode 20 to 60 tokens a second.
+# Conversations or requests a second, and what they are. Answers are short: a step takes a tenth of a second.
 WORKLOADS = {
     # Six turns, after one of six system prompts.
     "steady": (0.5, {
@@ -33,12 +33,12 @@ WORKLOADS = {
         "output_tokens": 16.0, "think_s": {"median": 2.0, "p90": 6.0, "max": 20.0}, "context_tokens_max": 4000,
     }),
     # Documents by Zipf's law, more of them than the caches hold.
-    "groups": (2.0, {
+    "groups": (0.8, {
         "kind": "rag", "documents": 60, "skew": 1.0, "documents_per_prompt": 1, "instruction_tokens": 50,
         "document_tokens": {"median": 900.0, "p90": 1500.0, "max": 3000.0}, "question_tokens": 60.0, "output_tokens": 16.0,
     }),
-    # One prompt in ten is twenty times as long.
-    "mixed": (1.6, {
+    # One prompt in ten is much longer.
+    "mixed": (0.8, {
         "kind": "mixed", "long_share": 0.1, "short_input_tokens": {"median": 150.0, "p90": 300.0, "max": 600.0},
         "short_output_tokens": 24.0, "long_input_tokens": {"median": 4000.0, "p90": 6000.0, "max": 8000.0},
         "long_output_tokens": 24.0,
@@ -54,22 +54,10 @@ ROUTERS = [
 ]
 
 
-class Publishing(Vllm):
-    """One that publishes its KV events, and whose cache holds a few dozen prompts."""
+class Small(WithEvents):
+    """One whose cache holds a few dozen prompts."""
 
-    CACHE = "48M"
-
-    def __init__(self, number):
-        self.events_ports = free_port(), free_port()
-        super().__init__(number)
-
-    def options(self):
-        events, replay = self.events_ports
-        publisher = {
-            "enable_kv_cache_events": True, "publisher": "zmq", "topic": f"kv@127.0.0.1:{self.port}@{MODEL}",
-            "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}",
-        }
-        return ["--kv-cache-memory-bytes", self.CACHE, "--kv-events-config", json.dumps(publisher)]
+    cache_bytes = "48M"
 
 
 def bench(name, servers, options):
@@ -85,7 +73,7 @@ def bench(name, servers, options):
         "loads": {"rate": [rate * options.load]},
         "seeds": list(range(1, options.seeds + 1)),
         "routers": ROUTERS,
-        "ours": "kvlane:fleet_cost",
+        "ours": "kvlane/fleet_cost",
         "warm_up": {"requests": 12, "window_s": options.window / 4},
     }, indent=2))
     command = [KVLANE, "bench", file, "--records", OUT / name, "--json", OUT / f"{name}.json", "--html", OUT / f"{name}.html"]
@@ -100,7 +88,7 @@ def main():
     options.add_argument("--load", type=float, default=1, help="a factor on all loads")
     options.add_argument("--quota", type=float, default=0.5, help="part of a core for each server")
     options = options.parse_args()
-    servers = [Publishing(number) for number in range(SERVERS)]
+    servers = [Small(number) for number in range(SERVERS)]
     start(servers)
     failed = False
     for name in options.workloads.split(","):

@@ -18,6 +18,7 @@ class Vllm(Engine):
 
     context_tokens = 16_384
     weights = "model"
+    cache_bytes = "256M"
 
     def __init__(self, number, port=None):
         self.number, self.port = number, port or free_port()
@@ -27,7 +28,7 @@ class Vllm(Engine):
                 "nice", "-n", "5", str(WORK / "venv" / "bin" / "vllm"), "serve", str(WORK / self.weights),
                 "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port),
                 "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(self.context_tokens),
-                "--block-size", str(BLOCK_TOKENS), "--enable-prefix-caching", "--kv-cache-memory-bytes", "256M",
+                "--block-size", str(BLOCK_TOKENS), "--enable-prefix-caching", "--kv-cache-memory-bytes", self.cache_bytes,
                 "--enable-prompt-tokens-details", *self.options(),
             ],
             {
@@ -61,12 +62,8 @@ class Vllm(Engine):
         return type(self)(self.number, self.port)
 
 
-class Publishing(Vllm):
-    """One that publishes its KV events, has an adapter, and so small a cache that it forgets within a conversation."""
-
-    ADAPTER = "tiny-lora"
-    CACHE_BLOCKS = 200
-    context_tokens = 4096
+class WithEvents(Vllm):
+    """One that publishes its KV events."""
 
     def __init__(self, number, port=None, events_ports=None):
         self.events_ports = events_ports or (free_port(), free_port())
@@ -78,14 +75,25 @@ class Publishing(Vllm):
             "enable_kv_cache_events": True, "publisher": "zmq", "topic": f"kv@127.0.0.1:{self.port}@{MODEL}",
             "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}",
         }
-        return [
-            "--num-gpu-blocks-override", str(self.CACHE_BLOCKS), "--kv-events-config", json.dumps(publisher),
-            "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-            "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{self.ADAPTER}={WORK / 'model-lora'}",
-        ]
+        return ["--kv-events-config", json.dumps(publisher)]
 
     def restarted(self):
         return type(self)(self.number, self.port, self.events_ports)
+
+
+class Publishing(WithEvents):
+    """One that publishes its KV events, has an adapter, and so small a cache that it forgets within a conversation."""
+
+    ADAPTER = "tiny-lora"
+    CACHE_BLOCKS = 200
+    context_tokens = 4096
+
+    def options(self):
+        return [
+            *super().options(), "--num-gpu-blocks-override", str(self.CACHE_BLOCKS),
+            "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+            "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{self.ADAPTER}={WORK / 'model-lora'}",
+        ]
 
 
 class Parallel(Publishing):

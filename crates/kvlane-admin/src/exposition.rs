@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use kvlane_core::endpoint::Endpoint;
 use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
 use prometheus_client::encoding::text::encode;
@@ -18,10 +17,8 @@ use kvlane_fleet::replicas::shown;
 use kvlane_proxy::Proxy;
 
 use crate::discovery;
-use crate::signals::{self, Known, UsualRequest};
-
-/// What the `error` label says of each class of [`kvlane_core::scheduler::Predictions`].
-const PREDICTION_ERRORS: [&str; 4] = ["0-15%", "15-35%", "35-100%", "100%+"];
+use crate::known::Known;
+use crate::signals::{self, UsualRequest};
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(proxy: &Proxy) -> String {
@@ -120,12 +117,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
         metrics.tokens.index_blocks.get_or_create(&model).set(blocks as i64);
         // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
         let copied = |scheduler: &Scheduler| {
-            let with_rates = |endpoint: &Endpoint| Known {
-                endpoint: endpoint.clone(),
-                rates: scheduler.rates(endpoint),
-                rate_errors: scheduler.rate_errors(endpoint),
-            };
-            let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
+            let endpoints = Known::all(scheduler);
             let usual = UsualRequest::of(scheduler);
             let learned = (scheduler.usual_output_tokens(), scheduler.predictions().counts());
             (scheduler.queued(), learned, usual, endpoints)
@@ -141,7 +133,7 @@ fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>], now: Nanos) {
                 metrics.workers.decode_endpoints.get_or_create(&labels).set(count as i64);
             }
         }
-        for (error, count) in PREDICTION_ERRORS.into_iter().zip(predictions) {
+        for (error, count) in predictions {
             let labels = PredictionLabels { model: pool.model.clone(), error };
             metrics.requests.ttft_predictions.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use http::request::Parts;
 use kvlane_core::disaggregation::Link;
-use kvlane_core::endpoint::{Endpoint, EndpointId};
+use kvlane_core::endpoint::EndpointId;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::scheduler::Scheduler;
 use kvlane_core::time::Nanos;
@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 
 use crate::admin::Admin;
 use crate::history::rounded;
+use crate::known::Known;
 use crate::tenants;
 
 /// Most pairs of workers that are listed.
@@ -150,34 +151,26 @@ fn closed_pairs(now: Nanos, pool: &ModelPool) -> Vec<Value> {
 
 /// The pool's state of each of its endpoints. The scheduler's lock is held only while the figures are copied.
 fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
-    let known: Vec<(Endpoint, [f64; 4])> = pool.router.read(|scheduler: &Scheduler| {
-        let rated = |endpoint: &Endpoint| {
-            let rates = scheduler.rates(endpoint);
-            let [prefill_error, decode_error] = scheduler.rate_errors(endpoint);
-            let step_s = rates.shown_step_s(&endpoint.load.in_flight);
-            [rates.shown_prefill_rate(), prefill_error, step_s, decode_error]
-        };
-        scheduler.pool().endpoints().map(|endpoint| (endpoint.clone(), rated(endpoint))).collect()
-    });
-    let ids: Vec<EndpointId> = known.iter().map(|(endpoint, _)| endpoint.id).collect();
+    let known = pool.router.read(Known::all);
+    let ids: Vec<EndpointId> = known.iter().map(|known| known.endpoint.id).collect();
     let given = pool.router.blocks_given(&ids);
     let block_tokens = u64::from(pool.router.block_tokens());
-    let told = known.iter().zip(given).map(|((endpoint, rates), given)| {
-        let events = pool.router.exact().map(|index| index.blocks_of(endpoint.id));
-        (endpoint.id, self::endpoint(now, endpoint, *rates, events, given, block_tokens))
+    let told = known.iter().zip(given).map(|(known, given)| {
+        let id = known.endpoint.id;
+        let events = pool.router.exact().map(|index| index.blocks_of(id));
+        (id, endpoint(now, known, events, given, block_tokens))
     });
     told.collect()
 }
 
 fn endpoint(
     now: Nanos,
-    endpoint: &Endpoint,
-    rates: [f64; 4],
+    Known { endpoint, rates, rate_errors }: &Known,
     events: Option<u64>,
     given: u64,
     block_tokens: u64,
 ) -> Value {
-    let [prefill_rate, prefill_error, step_s, decode_error] = rates.map(|value| rounded(value as f32));
+    let [prefill_error, decode_error] = rate_errors.map(|error| rounded(error as f32));
     let (load, accuracy, breaker) = (endpoint.load.in_flight, &endpoint.cache_accuracy, &endpoint.breaker);
     let reported = endpoint.load.reported.map(|(reported, at)| {
         json!({
@@ -192,8 +185,8 @@ fn endpoint(
         "prefill_tokens": load.prefill_tokens, "context_tokens": load.context_tokens,
         "reported": reported,
         "rates": {
-            "prefill_tokens_per_second": prefill_rate, "prefill_error": prefill_error,
-            "decode_step_s": step_s, "decode_error": decode_error,
+            "prefill_tokens_per_second": rounded(rates.shown_prefill_rate() as f32), "prefill_error": prefill_error,
+            "decode_step_s": rounded(rates.shown_step_s(&load) as f32), "decode_error": decode_error,
         },
         "knowledge": accuracy.knowledge().name(),
         "precision": rounded(accuracy.precision()), "recall": rounded(accuracy.recall()),

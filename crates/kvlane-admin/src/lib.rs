@@ -11,6 +11,7 @@ pub mod export;
 mod exposition;
 mod fleet;
 pub mod history;
+mod known;
 mod page;
 mod query;
 mod readiness;

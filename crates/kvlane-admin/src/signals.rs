@@ -7,6 +7,8 @@ use kvlane_core::rates::Rates;
 use kvlane_core::scheduler::Scheduler;
 use kvlane_fleet::metrics::{Metrics, ModelLabel, StatLabels};
 
+use crate::known::Known;
+
 /// Decisions from which the usual request is taken.
 const USUAL_OF: usize = 128;
 
@@ -17,13 +19,6 @@ pub(crate) struct UsualRequest {
     pub(crate) prompt_tokens: f64,
     /// Those that the chosen endpoint was predicted to have cached.
     pub(crate) cached_tokens: f64,
-}
-
-/// An endpoint, and what its pool has learned of its speed.
-pub(crate) struct Known {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) rates: Rates,
-    pub(crate) rate_errors: [f64; 2],
 }
 
 /// An endpoint that takes requests: its load, that of other replicas included, its speed, and the use of its KV cache, if

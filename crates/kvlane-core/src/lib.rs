@@ -27,7 +27,6 @@ pub mod health;
 pub mod index;
 pub mod limit;
 pub mod load;
-mod median;
 pub mod poison_prompts;
 pub mod policy;
 mod queue;

@@ -4,6 +4,7 @@
 //! A split placement is one more candidate with a price, so the choice is made for each request: [`Role`] says what an
 //! endpoint may be used for, [`Transfers`] what moving blocks between two endpoints takes.
 
+mod median;
 mod transfers;
 mod window;
 

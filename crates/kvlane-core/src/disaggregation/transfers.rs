@@ -11,9 +11,9 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use super::WarmUp;
+use super::median::Factor;
 use super::window::Window;
 use crate::endpoint::EndpointId;
-use crate::median::Factor;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 

@@ -45,7 +45,7 @@ use crate::time::Nanos;
 pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use messages::{Input, Output};
-pub use predictions::{ERRORS, Predictions};
+pub use predictions::Predictions;
 pub use shadow::{Agreement, Shadowed};
 
 use admission::Dequeued;

@@ -262,7 +262,7 @@ impl Summary {
             "refused": self.tally.refused, "by_reason": self.by_reason, "by_endpoint": self.by_endpoint,
             "ttft_mean_s": self.ttft_mean_s(), "ttft_p50_s": self.ttft_s(0.5), "ttft_p90_s": self.ttft_s(0.9),
             "ttft_p99_s": self.ttft_s(0.99), "cached_share": self.cached_share(),
-            "ttft_predictions": self.predictions.counts(), "splits": self.splits.json(),
+            "ttft_predictions": self.predictions.counts().map(|(_, count)| count), "splits": self.splits.json(),
             "replay": tally(&self.tally, &self.damage),
         })
     }
@@ -284,8 +284,8 @@ impl Summary {
         {
             _ = writeln!(out, "first token: mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}");
         }
-        let [near, far, ..] = self.predictions.counts();
-        let all: u64 = self.predictions.counts().iter().sum();
+        let counts = self.predictions.counts().map(|(_, count)| count);
+        let ([near, far, ..], all) = (counts, counts.iter().sum::<u64>());
         if all > 0 {
             let share = |count: u64| 100.0 * count as f64 / all as f64;
             let (near, far) = (share(near), share(near + far));
