@@ -143,6 +143,7 @@ mod tests {
             sequence_s: 0.0,
             context_token_s: 0.0,
             request_s: 0.0,
+            wait_steps: 0.0,
         }
     }
 

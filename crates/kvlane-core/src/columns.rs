@@ -11,7 +11,7 @@
 use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::load::InFlight;
-use crate::rates::Rates;
+use crate::rates::{COMPUTED_MAX, Rates};
 
 /// Slots of a chunk.
 pub(crate) const CHUNK: usize = 64;
@@ -25,6 +25,9 @@ pub(crate) struct Chunk {
     /// Queued prefill: tokens and pairs.
     pub(crate) prefill_tokens: Column,
     pub(crate) prefill_pairs: Column,
+    /// Since when the first of the prompts is computed ([`Nanos::micros`]), and the largest part of the queue that may be done.
+    pub(crate) computing_since: [u32; CHUNK],
+    pub(crate) computed_max: Column,
     /// Requests whose prompt is not computed.
     pub(crate) prefilling: Column,
     /// Requests in flight.
@@ -75,6 +78,8 @@ impl Chunk {
     const EMPTY: Self = Self {
         prefill_tokens: [f32::INFINITY; CHUNK],
         prefill_pairs: [0.0; CHUNK],
+        computing_since: [0; CHUNK],
+        computed_max: [0.0; CHUNK],
         prefilling: [0.0; CHUNK],
         requests: [0.0; CHUNK],
         context_tokens: [0.0; CHUNK],
@@ -132,6 +137,9 @@ impl Columns {
             endpoint.in_flight();
         chunk.prefill_tokens[at] = prefill_tokens as f32;
         chunk.prefill_pairs[at] = prefill_pairs as f32;
+        chunk.computing_since[at] = endpoint.computing_since.micros();
+        let is_computing = endpoint.load.in_flight.prefilling > 0;
+        chunk.computed_max[at] = if is_computing { COMPUTED_MAX as f32 / prefilling as f32 } else { 0.0 };
         chunk.prefilling[at] = prefilling as f32;
         chunk.requests[at] = requests as f32;
         chunk.context_tokens[at] = context_tokens as f32;

@@ -12,7 +12,7 @@ use crate::cache_accuracy::CacheAccuracy;
 use crate::disaggregation::Part;
 use crate::load::{InFlight, Load, LoadReport};
 use crate::rates::Pace;
-use crate::time::Nanos;
+use crate::time::{Nanos, micros_since};
 
 /// Unique id of an endpoint within its pool: a slot, and how often the slot has been reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -73,6 +73,8 @@ pub struct Endpoint {
     pub cache_accuracy: CacheAccuracy,
     /// Its measured speed.
     pub pace: Pace,
+    /// Since when it computes the first of this router's prompts that wait there, if any does.
+    pub(crate) computing_since: Nanos,
     /// Its circuit breaker.
     pub breaker: Breaker,
     /// Whether it has stopped making progress on its requests in flight.
@@ -112,6 +114,14 @@ impl Endpoint {
     /// Its load as one router's that had placed all requests.
     pub(crate) fn load_of_all(&self) -> Load {
         Load { in_flight: self.in_flight(), ..self.load }
+    }
+
+    /// Seconds for which it has computed the first of this router's prompts that wait there.
+    pub(crate) fn computing_s(&self, now: Nanos) -> f64 {
+        if self.load.in_flight.prefilling == 0 {
+            return 0.0;
+        }
+        f64::from(micros_since(self.computing_since.micros(), now)) * 1e-6
     }
 }
 
@@ -165,6 +175,7 @@ impl Pool {
             elsewhere: InFlight::default(),
             cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),
+            computing_since: Nanos::ZERO,
             breaker: Breaker::default(),
             stalled: false,
             busy: Busy::default(),

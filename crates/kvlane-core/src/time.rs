@@ -38,10 +38,20 @@ impl Nanos {
         Self((secs * 1e9).round() as u64)
     }
 
+    /// Whole microseconds, modulo 2³²: a time that a column can hold. See [`micros_since`].
+    pub(crate) fn micros(self) -> u32 {
+        (self.0 / 1000) as u32
+    }
+
     /// Seconds as a float.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
+}
+
+/// Microseconds from a time until now: none if it is later, or more than 35 minutes ago.
+pub(crate) fn micros_since(since: u32, now: Nanos) -> i32 {
+    (now.micros().wrapping_sub(since) as i32).max(0)
 }
 
 impl From<Duration> for Nanos {

@@ -1,6 +1,6 @@
 //! `fleet_cost` (alias `auto`): the lowest marginal cost of the request to the whole fleet, in seconds.
 //!
-//! The cost of an endpoint is a sum. `q` is the prefill time queued there, `p` the prefill time of this prompt's
+//! The cost of an endpoint is a sum. `q` is the prefill time that is left of the prompts queued there ([`Candidate::queued_s`]), `p` the prefill time of this prompt's
 //! uncached tokens, `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
 //! tokens, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
 //!
@@ -265,10 +265,10 @@ impl Effect {
 pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tokens: f64, row: &Candidate) -> f64 {
     let output_tokens = f64::from(output_tokens);
     let in_flight = row.load.in_flight;
-    let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = in_flight;
+    let InFlight { requests, prefilling, .. } = in_flight;
     let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
     let decoding = f64::from(in_flight.decoding());
-    row.rates.prefill_s(prefill_tokens, prefill_pairs)
+    row.queued_s()
         + prefill_s * (1.0 + STALL_WORTH * decoding + BEHIND * f64::from(prefilling))
         + DECODE_WORTH * output_tokens * with_s
         + DECODE_WORTH * output_tokens.min(usual_output_tokens) * (with_s - before_s) * f64::from(requests)
@@ -385,11 +385,10 @@ impl Terms<'_> {
     /// Seconds before the first token, of this request and of others, if the prompt is computed here.
     fn first_token_s(&self, row: &Candidate, effect: &Effect) -> f64 {
         let in_flight = &row.load.in_flight;
-        let InFlight { prefilling, prefill_tokens, prefill_pairs, .. } = *in_flight;
         let decoding = f64::from(in_flight.decoding());
         let stalled_s = if self.may_split { effect.stalled_s() * effect.growth(row) } else { effect.prefill_s };
-        row.rates.prefill_s(prefill_tokens, prefill_pairs)
-            + effect.prefill_s * (1.0 + self.behind * f64::from(prefilling) + self.evicted(in_flight))
+        row.queued_s()
+            + effect.prefill_s * (1.0 + self.behind * f64::from(in_flight.prefilling) + self.evicted(in_flight))
             + self.stall * stalled_s * decoding
     }
 
@@ -618,6 +617,7 @@ mod tests {
             sequence_s: 1e-4,
             context_token_s: 1e-7,
             request_s: 0.0,
+            wait_steps: 0.0,
         };
         case.rows[0].rates = rates;
         let (queue_s, prefill_s) = (0.03 + 0.0005, 0.06 + 1e-8 * (600.0 * 400.0 + 600.0 * 601.0 / 2.0));

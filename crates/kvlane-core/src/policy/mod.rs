@@ -5,6 +5,8 @@
 //! other projects are in `published/`. A published parameter set of a policy is a constant in the policy's file and one
 //! line below.
 
+mod candidate;
+
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -12,83 +14,18 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use self::candidate::Candidate;
 use crate::adapters::AdapterView;
-use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
 pub use crate::cost_unit::CostUnit;
-use crate::disaggregation::{Part, Transfers};
+use crate::disaggregation::Transfers;
 use crate::endpoint::EndpointId;
-use crate::load::Load;
-use crate::rates::{self, Rates};
 pub use crate::reason::Reason;
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::suggest::suggest;
 use crate::time::Nanos;
-
-/// One eligible endpoint as a row.
-#[derive(Clone, Copy, Debug)]
-pub struct Candidate {
-    /// The endpoint.
-    pub endpoint: EndpointId,
-    /// Leading prompt tokens that it is expected to hold in its cache.
-    pub overlap_tokens: u32,
-    /// How the overlap is known.
-    pub knowledge: Knowledge,
-    /// The prediction of each source, for receipts.
-    pub prediction: Prediction,
-    /// Its part in disaggregated serving.
-    pub part: Part,
-    /// Its load before this request.
-    pub load: Load,
-    /// Its estimated speed.
-    pub rates: Rates,
-}
-
-// === impl Candidate ===
-
-impl Candidate {
-    /// A row known from dispatches only.
-    pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
-        let prediction = Prediction { exact: 0, approximate: overlap_tokens };
-        let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
-        Self { endpoint, overlap_tokens, knowledge, prediction, part: Part::default(), load, rates }
-    }
-
-    /// Leading prompt tokens that it was sent before.
-    pub(crate) fn sent_tokens(&self) -> u32 {
-        self.prediction.approximate.max(self.overlap_tokens)
-    }
-
-    /// Prompt tokens that it would have to compute for `request`.
-    pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
-        request.prompt_tokens.saturating_sub(self.overlap_tokens)
-    }
-
-    /// Whether it can compute a prompt for `decode` to answer.
-    pub fn can_prefill_for(&self, decode: &Self) -> bool {
-        self.endpoint != decode.endpoint && self.part.can_prefill_for(&decode.part)
-    }
-
-    /// Query-key pairs of the uncached tokens: each pairs with itself and every token before it.
-    pub fn uncached_pairs(&self, request: &SchedulingRequest) -> u64 {
-        let (cached, tokens) = (u64::from(self.overlap_tokens), u64::from(self.uncached_tokens(request)));
-        tokens * cached + tokens * (tokens + 1) / 2
-    }
-
-    /// Expected time to first token of a request placed here now, in seconds.
-    pub fn first_token_s(&self, request: &SchedulingRequest) -> f64 {
-        let (tokens, pairs) = (self.uncached_tokens(request), self.uncached_pairs(request));
-        self.rates.seconds_of(&rates::Work::until_first_token(&self.load.in_flight, tokens, pairs))
-    }
-
-    /// KV cache usage that the engine reports, 0 to 1; 0 if it reports none or an invalid value.
-    fn kv_usage(&self) -> f64 {
-        let ratio = self.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.kv_usage_ratio));
-        if ratio >= 0.0 { ratio.min(1.0) } else { 0.0 }
-    }
-}
 
 /// Input of a policy beside the rows, and where it records its reason.
 pub struct PickContext<'a> {
@@ -592,7 +529,7 @@ pub(crate) mod testing {
 
     use super::*;
     use crate::adapters::AdapterRow;
-    use crate::load::InFlight;
+    use crate::load::{InFlight, Load};
     use crate::request::RequestId;
 
     /// A row of `(overlap tokens, requests, prefill tokens, context tokens)`.
@@ -702,7 +639,8 @@ mod tests {
 
     use super::*;
     use crate::block::BlockHash;
-    use crate::load::{InFlight, LoadReport};
+    use crate::load::{InFlight, Load, LoadReport};
+    use crate::rates::Rates;
     use crate::request::{SessionKey, TenantKey};
 
     #[test]
@@ -779,6 +717,7 @@ mod tests {
             let load = Load { in_flight, reported };
             let mut row = Candidate::approximate(EndpointId::new(slot, generation), overlap_tokens, load);
             let (prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s) = rates;
+            row.computing_s = prefill_token_s;
             row.rates = Rates {
                 prefill_token_s,
                 prefill_pair_s,
@@ -786,6 +725,7 @@ mod tests {
                 sequence_s,
                 context_token_s,
                 request_s: 0.0,
+                wait_steps: 0.0,
             };
             row
         });

@@ -12,4 +12,4 @@ mod model;
 pub use self::fit::Pace;
 pub(crate) use self::fit::{Fit, Measured, Prefilled, SAMPLES_MAX};
 pub use self::model::Rates;
-pub(crate) use self::model::{Part, STEP_TOKENS, Work, chunks};
+pub(crate) use self::model::{COMPUTED_MAX, Part, STEP_TOKENS, Work, chunks};

@@ -21,6 +21,8 @@ pub struct Rates {
     pub context_token_s: f64,
     /// Per request, outside of steps: its way to the engine and back, HTTP, tokenizing.
     pub request_s: f64,
+    /// Decode steps that pass at a busy engine before it begins a prompt.
+    pub wait_steps: f64,
 }
 
 /// What an engine does in some time, by the terms of [`Rates`].
@@ -35,13 +37,17 @@ pub(crate) struct Work {
     pub(crate) chunks: f64,
     pub(crate) sequences: u32,
     pub(crate) context_tokens: u64,
-    /// Requests whose way is part of the time.
+    /// Requests whose way is part of the time, and those that found the engine busy.
     pub(crate) requests: u32,
+    pub(crate) waits: u32,
 }
 
 /// Most prompt tokens per step, to estimate how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its
 /// server on large GPUs).
 pub(crate) const STEP_TOKENS: u64 = 8192;
+
+/// Largest part of a prompt that counts as computed before its first token arrives.
+pub(crate) const COMPUTED_MAX: f64 = 0.9;
 
 /// A part of an engine's speed: of an endpoint, or of all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +63,10 @@ const SHOWN_TOKENS: u64 = 4096;
 /// vLLM, and nothing to speak of in the simulator.
 const REQUEST_S: f64 = 1e-3;
 
+/// Steps that a prompt waits at a busy engine before any wait is measured: on average, half of the one in progress is left. An engine that
+/// schedules the next step ahead, as vLLM does, takes one more.
+const WAIT_STEPS: f64 = 0.5;
+
 // === impl Rates ===
 
 impl Default for Rates {
@@ -71,6 +81,7 @@ impl Default for Rates {
             sequence_s: 20e-6,
             context_token_s: 45e-9,
             request_s: REQUEST_S,
+            wait_steps: WAIT_STEPS,
         }
     }
 }
@@ -99,6 +110,7 @@ impl Rates {
             sequence_s: (decode(65, 0) - step_s) / 64.0,
             context_token_s: (decode(32, 8192) - decode(32, 0)) / (32.0 * 8192.0),
             request_s: timing.host.request_secs.max(REQUEST_S),
+            wait_steps: WAIT_STEPS,
         }
     }
 
@@ -120,7 +132,7 @@ impl Rates {
             step_s: self.step_s * decode,
             sequence_s: self.sequence_s * decode,
             context_token_s: self.context_token_s * decode,
-            request_s: self.request_s,
+            ..*self
         }
     }
 
@@ -133,6 +145,7 @@ impl Rates {
             + (steps - chunks) * self.step_s
             + steps * load_s
             + self.request_s * f64::from(work.requests)
+            + self.wait_steps * (self.step_s + load_s) * f64::from(work.waits)
     }
 
     /// Prompt tokens per second of a prefill of [`SHOWN_TOKENS`].
@@ -161,17 +174,16 @@ impl Work {
     /// prompt so many tokens and pairs are to be computed: the prompts that wait there, and its own.
     pub(crate) fn until_first_token(in_flight: &InFlight, uncached_tokens: u32, uncached_pairs: u64) -> Self {
         let tokens = in_flight.prefill_tokens + u64::from(uncached_tokens);
-        // On average, half a step passes before a busy engine begins the next one.
-        let begun = if in_flight.requests > 0 { 0.5 } else { 0.0 };
         let chunks = chunks(tokens, 1);
         Self {
             tokens,
             pairs: in_flight.prefill_pairs + uncached_pairs,
-            steps: begun + chunks,
+            steps: chunks,
             chunks,
             sequences: in_flight.decoding(),
             context_tokens: in_flight.context_tokens,
             requests: 1,
+            waits: u32::from(in_flight.requests > 0),
         }
     }
 

@@ -243,7 +243,7 @@ impl Scheduler {
             Some(&(holder, prediction)) if holder == id => prediction,
             _ => Prediction::default(),
         };
-        let row = |endpoint: &Endpoint| self.learning.row(endpoint, predicted(endpoint.id));
+        let row = |endpoint: &Endpoint| self.learning.row(now, endpoint, predicted(endpoint.id));
         let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.max_requests_per_endpoint);
         let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
         let serving = || candidates().filter(|endpoint| endpoint.part.could_serve_alone());

@@ -152,7 +152,9 @@ impl Scheduler {
         // Bounds the sums so that none overflows, whatever the file holds.
         let (prefill_pairs, context_tokens) = (prefill_pairs.min(SUM_MAX), context_tokens.min(SUM_MAX));
         let asked = SchedulingRequest { session, ..SchedulingRequest::new(request, prompt_tokens) };
-        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
+        if let Some(endpoint) = self.pool.get_mut(endpoint) {
+            endpoint.computing_since = now;
+            let ledger = &mut endpoint.load.in_flight;
             ledger.requests = ledger.requests.saturating_add(1);
             ledger.prefilling = ledger.prefilling.saturating_add(u32::from(prefilling));
             ledger.prefill_tokens = ledger.prefill_tokens.saturating_add(prefill_tokens.into());

@@ -152,7 +152,7 @@ impl Learning {
     }
 
     /// The row of an endpoint with this prediction, which is at most the prompt.
-    pub(super) fn row(&self, endpoint: &Endpoint, prediction: Prediction) -> Candidate {
+    pub(super) fn row(&self, now: Nanos, endpoint: &Endpoint, prediction: Prediction) -> Candidate {
         Candidate {
             endpoint: endpoint.id,
             overlap_tokens: endpoint.cache_accuracy.counting(prediction),
@@ -160,6 +160,7 @@ impl Learning {
             prediction,
             part: endpoint.part,
             load: endpoint.load_of_all(),
+            computing_s: endpoint.computing_s(now),
             rates: self.rates(endpoint),
         }
     }
@@ -182,8 +183,7 @@ impl Learning {
         row: &Candidate,
         prefilled: Prefilled,
     ) -> Timed {
-        let (uncached, pairs) = (row.uncached_tokens(request), row.uncached_pairs(request));
-        let work = Work::until_first_token(&row.load.in_flight, uncached, pairs);
+        let work = row.work_until_first_token(request);
         let waits = may_wait(&row.load, request.prompt_tokens.into());
         Timed {
             work: (!waits).then_some(work),
@@ -281,6 +281,7 @@ impl Learning {
             sequences: before.sequences.midpoint(since.sequences) + 1,
             context_tokens: before.context_tokens.midpoint(since.context_tokens),
             requests: 1,
+            waits: before.waits,
             ..since
         };
         self.observe(endpoint, Measured::WholeAnswer, now - timed.placed, &work);

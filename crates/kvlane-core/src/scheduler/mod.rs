@@ -159,7 +159,7 @@ impl Scheduler {
             self.review_learned(now);
         }
         while let Some(request) = self.estimated_prefills.pop(now) {
-            self.prefilled(request);
+            self.prefilled(now, request);
         }
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
@@ -401,7 +401,7 @@ impl Scheduler {
             return;
         }
         let InFlightRequest { endpoint, era, prediction, prompt_tokens, leg_of, is_split, .. } = *flight;
-        self.prefilled(request);
+        self.prefilled(now, request);
         // A prefill leg answers when its prompt is computed.
         if let Some(flight) = self.flights.get_mut(request)
             && (seen || leg_of.is_some())
@@ -425,7 +425,7 @@ impl Scheduler {
     }
 
     /// Removes a prompt from the pending prefill: it was prefilled, or should be by estimate.
-    fn prefilled(&mut self, request: RequestId) {
+    fn prefilled(&mut self, now: Nanos, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
@@ -435,6 +435,7 @@ impl Scheduler {
             ledger.prefill_tokens -= prefill_tokens;
             ledger.prefill_pairs -= prefill_pairs;
             ledger.prefilling -= u32::from(prefilling);
+            endpoint.computing_since = now;
             let prompts = u64::from(prefilling);
             endpoint.pace.has_prefilled(Prefilled { prompts, tokens: prefill_tokens, pairs: prefill_pairs });
         }

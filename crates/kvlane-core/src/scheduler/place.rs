@@ -194,7 +194,11 @@ impl Scheduler {
             InFlightRequest { era: self.register_with_breaker(flight.endpoint, flight.request), ..flight };
         // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
         self.queue_blocked = false;
-        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+        if let Some(endpoint) = self.pool.get_mut(flight.endpoint) {
+            let ledger = &mut endpoint.load.in_flight;
+            if ledger.prefilling == 0 {
+                endpoint.computing_since = flight.timed.placed();
+            }
             ledger.requests += 1;
             ledger.prefilling += u32::from(flight.prefilling);
             ledger.moving += u32::from(flight.moving());

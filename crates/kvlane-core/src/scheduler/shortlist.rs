@@ -96,7 +96,7 @@ impl Scheduler {
         *left_out = endpoints as u32 - slots.len() as u32;
         let listed = slots.iter().filter_map(|&slot| self.pool.at(slot.into()));
         let row = |endpoint: &Endpoint| {
-            self.learning.row(endpoint, predicted(places, overlap, endpoint.id, request))
+            self.learning.row(now, endpoint, predicted(places, overlap, endpoint.id, request))
         };
         self.rows.extend(listed.map(row));
         self.shortlist.slots = slots;
@@ -124,7 +124,7 @@ impl Scheduler {
                 requests += u64::from(endpoint.in_flight().requests);
             }
             let prediction = predicted(places, overlap, endpoint.id, request);
-            self.rows.push(self.learning.row(endpoint, prediction));
+            self.rows.push(self.learning.row(now, endpoint, prediction));
         }
         self.apply_slow_start(now, request, settled, requests);
     }

@@ -157,6 +157,7 @@ impl CellLoad {
                 sequence_s: mean(|rates| rates.sequence_s),
                 context_token_s: mean(|rates| rates.context_token_s),
                 request_s: mean(|rates| rates.request_s),
+                wait_steps: mean(|rates| rates.wait_steps),
             };
         }
         cell

@@ -3,15 +3,15 @@
 //! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates beside the pool's,
 //!
 //! ```text
-//! a (queued + p (m0 + md d + mf f)) + b (k0 + kr r + kc context) + F work
+//! a queued - min(computing, 9/10 a queued / f) + a p (m0 + md d + mf f) + b (k0 + kr r + kc context) + F work
 //! ```
 //!
-//! where only `queued`, `d`, `f`, `r`, `context`, `work`, the factors and, through `p`, the cached tokens differ between
+//! where only `queued`, the time `computing` its first prompt, `d`, `f`, `r`, `context`, `work`, the factors and, through `p`, the cached tokens differ between
 //! endpoints. With other routers it is multiplied by the endpoint's [`preference`]. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
 //! endpoint, in single precision, eight operations at a time.
 //!
-//! What that loses: all numbers are sums and products of terms that are not negative, so the relative error of a price
-//! is at most [`ERROR`]. Let `c` be the least price in single precision. The endpoint that is the cheapest in truth has
+//! What that loses: all numbers are sums and products of terms that are not negative, but for what is computed, which leaves a tenth
+//! or more of what it is taken from. So the relative error of a price is at most [`ERROR`]. Let `c` be the least price in single precision. The endpoint that is the cheapest in truth has
 //! at most `c (1 + 2 ERROR)` to the first order, since otherwise that of `c` would be cheaper. All endpoints up to
 //! `c (1 + 4 ERROR)` are on the list and are priced exactly, so the pick is the one of a scan. Only if more than [`LISTED_MAX`] endpoints
 //! are within that band, such as where many are idle, some of them are left out, and the pick costs at most the share
@@ -24,10 +24,10 @@ use crate::columns::{CHUNK, Chunk, Column, Fleet};
 use crate::endpoint::EndpointId;
 use crate::policy::PickContext;
 use crate::rates::Rates;
-use crate::time::Nanos;
+use crate::time::{Nanos, micros_since};
 
-/// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, and the age of work, which is
-/// known within 2⁻¹³ s.
+/// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, those of the queue up to nineteen times, and the age
+/// of work, which is known within 2⁻¹³ s.
 const ERROR: f32 = 1e-5;
 /// Most endpoints that a pass lists.
 const LISTED_MAX: usize = 64;
@@ -118,7 +118,7 @@ impl Weights {
     }
 
     /// Prices a chunk.
-    fn price(&self, chunk: &Chunk, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) {
+    fn price(&self, chunk: &Chunk, now: Nanos, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) {
         let mut prefill_s = [self.prefill_s(0.0); CHUNK];
         if has_cached {
             for (prefill_s, &cached_tokens) in prefill_s.iter_mut().zip(&chunk.cached_tokens) {
@@ -129,8 +129,12 @@ impl Weights {
             let (requests, prefilling) = (chunk.requests[at], chunk.prefilling[at]);
             let decoding = (requests - prefilling).max(0.0);
             let weight = self.always + self.per_decoding * decoding + self.per_prefilling * prefilling;
-            let queued_s = self.token_s * chunk.prefill_tokens[at] + self.pair_s * chunk.prefill_pairs[at];
-            *cost = chunk.prefill_pace[at] * (queued_s + prefill_s[at] * weight)
+            let pace = chunk.prefill_pace[at];
+            let waiting_s = pace * (self.token_s * chunk.prefill_tokens[at] + self.pair_s * chunk.prefill_pairs[at]);
+            let computing_s = micros_since(chunk.computing_since[at], now) as f32 * 1e-6;
+            let most_s = waiting_s * chunk.computed_max[at];
+            let queued_s = waiting_s - if most_s < computing_s { most_s } else { computing_s };
+            *cost = queued_s + pace * prefill_s[at] * weight
                 + chunk.decode_pace[at]
                     * (self.decode_s
                         + self.per_request_s * requests
@@ -178,7 +182,7 @@ impl FleetCost {
         let mut least = f32::INFINITY;
         for (at, chunk) in chunks.iter().enumerate() {
             let (costs, chunk_least) = &mut self.costs[at];
-            weights.price(chunk, fleet.has_cached, work_at(at), costs);
+            weights.price(chunk, terms.now, fleet.has_cached, work_at(at), costs);
             if terms.peers.is_some() {
                 let slots = at * CHUNK..;
                 costs.iter_mut().zip(slots).for_each(|(cost, slot)| *cost *= preference(terms.peers, slot) as f32);
