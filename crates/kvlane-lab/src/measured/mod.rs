@@ -8,6 +8,8 @@ use kvlane_core::timing::{Dtype, Hardware, Host, ModelShape, StepShape, TimingMo
 use serde::Deserialize;
 use serde_json::Value;
 
+pub mod steps;
+
 /// Most prompt tokens per step, in all measurements.
 const CHUNK_TOKENS: u32 = 8192;
 /// Share of a GPU's memory in use: vLLM's default, used in the memory measurements.
