@@ -1,23 +1,27 @@
 //! `docs/simulator-constants.md` is as its example writes it, and its constants are what it says.
 
+#[path = "../examples/constants/steps.rs"]
+mod steps;
 #[path = "../examples/constants/table.rs"]
 mod table;
 
 use kvlane_core::timing::TimingModel;
 use kvlane_lab::measured::{MEMORY_SHARE, Measured};
+use steps::steps_tables;
 use table::{CONSTANTS, RESERVED_GIB, change, fit_of, table};
 
-/// The page, and where its rendered part begins and ends.
+/// The page.
 const PAGE: &str = include_str!("../../../docs/simulator-constants.md");
-const BEGIN: &str = "<!-- constants -->\n";
-const END: &str = "<!-- end of constants -->";
 
 #[test]
 fn the_page_of_constants_is_as_rendered() {
-    let from = PAGE.find(BEGIN).expect("the mark") + BEGIN.len();
-    let to = PAGE.find(END).expect("the mark");
-    let rewrite = "cargo run --release -p kvlane-lab --example constants";
-    assert_eq!(&PAGE[from..to], table(), "write it again: {rewrite}");
+    for (name, rendered) in [("constants", table()), ("steps", steps_tables())] {
+        let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
+        let from = PAGE.find(&begin).expect("the mark") + begin.len();
+        let to = PAGE.find(&end).expect("the mark");
+        let rewrite = "cargo run --release -p kvlane-lab --example constants";
+        assert_eq!(&PAGE[from..to], rendered, "write it again: {rewrite}");
+    }
 }
 
 #[test]

@@ -1,23 +1,30 @@
 //! Writes `docs/simulator-constants.md`: the fitted constants of the engine model, and the published figures without each.
 //!
-//! `cargo run --release -p kvlane-lab --example constants` writes the part that takes no time; `-- --fleets` also the part of whole
-//! fleets, which takes some minutes. Nothing else in the page is touched.
+//! `cargo run --release -p kvlane-lab --example constants` writes the parts that take no time; `-- --loops` also the part of closed
+//! loops, which takes a minute, and `-- --fleets` the part of whole fleets, which takes some minutes. Nothing else in the page is
+//! touched.
 
+mod eight_bits;
+mod steps;
 mod table;
 
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use eight_bits::eight_bits;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_lab::catalogue;
 use kvlane_lab::scenario::{Aside, Cell, Row, Scenario, run};
+use steps::steps_tables;
 use table::{CONSTANTS, table};
 
 /// The page, from the repository's root.
 const PAGE: &str = "docs/simulator-constants.md";
-/// Where the two parts begin and end in it.
+/// Where the parts begin and end in it.
 const CONSTANTS_MARKS: [&str; 2] = ["<!-- constants -->\n", "<!-- end of constants -->"];
+const STEPS_MARKS: [&str; 2] = ["<!-- steps -->\n", "<!-- end of steps -->"];
+const EIGHT_BITS_MARKS: [&str; 2] = ["<!-- eight bits -->\n", "<!-- end of eight bits -->"];
 const FLEETS_MARKS: [&str; 2] = ["<!-- fleets -->\n", "<!-- end of fleets -->"];
 
 /// A change of a scenario.
@@ -95,7 +102,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE);
     let mut text = std::fs::read_to_string(&page)?;
     replace(&mut text, CONSTANTS_MARKS, &table())?;
-    if std::env::args().any(|argument| argument == "--fleets") {
+    replace(&mut text, STEPS_MARKS, &steps_tables())?;
+    let asked = |flag: &str| std::env::args().any(|argument| argument == flag);
+    if asked("--loops") {
+        replace(&mut text, EIGHT_BITS_MARKS, &eight_bits()?)?;
+    }
+    if asked("--fleets") {
         replace(&mut text, FLEETS_MARKS, &fleets()?)?;
     }
     std::fs::write(&page, text)?;
