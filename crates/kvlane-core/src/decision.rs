@@ -55,7 +55,7 @@ pub enum Rejection {
     QueueTimeout,
     /// It is a retry or a hedge, and that budget is spent.
     BudgetSpent,
-    /// Its priority is negative, and it should miss its latency objectives on every endpoint.
+    /// It should miss its latency objectives on every endpoint, and is not to be placed then.
     SloMissed,
 }
 

@@ -157,7 +157,7 @@ pub enum AnswerEnd {
     Complete,
 }
 
-/// Service level objectives of a request, as its client states them.
+/// Service level objectives of a request, as its client or the configuration states them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slo {
     /// Longest time to first token, in milliseconds.
@@ -166,12 +166,45 @@ pub struct Slo {
     /// Longest time per output token after the first, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<u32>,
+    /// What happens if the request should miss one of them on every endpoint.
+    #[serde(default, skip_serializing_if = "IfMissed::is_usual")]
+    pub if_missed: IfMissed,
+}
+
+/// What happens to a request that should miss its objectives on every endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IfMissed {
+    /// It is refused if its priority is negative, else placed as best effort.
+    #[default]
+    ByPriority,
+    /// It is placed as if it had no objectives.
+    BestEffort,
+    /// It is refused.
+    Refuse,
 }
 
 // === impl Slo ===
 
 impl Slo {
     fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+// === impl IfMissed ===
+
+impl IfMissed {
+    /// Whether a request of this priority is refused.
+    pub fn refuses(self, priority: i8) -> bool {
+        match self {
+            Self::ByPriority => priority < 0,
+            Self::BestEffort => false,
+            Self::Refuse => true,
+        }
+    }
+
+    fn is_usual(&self) -> bool {
         *self == Self::default()
     }
 }

@@ -5,8 +5,14 @@
 //!
 //! Order: higher [`SchedulingRequest::priority`] first; within a priority, requests of active conversations before
 //! those that begin or resume one ([`Lane`]); within a lane, the tenant with the least service; within a tenant,
-//! arrival order. Requests that begin a conversation may be held back as a whole ([`Queue::in_order`]) and then block
-//! no others.
+//! the earliest deadline ([`Waiting::goes_by`]). Requests that begin a conversation may be held back as a whole
+//! ([`Queue::in_order`]) and then block no others.
+//!
+//! **Deadlines.** A request with a target for its time to first token has that as its deadline. Once it has passed, or
+//! should be missed, the request is best effort: its deadline is the queue's timeout, like that of requests without a
+//! target, which therefore keep their arrival order. A request without a target is overtaken only by those whose
+//! targets end before its own timeout, so it does not wait for ever: its turn comes before its timeout unless those
+//! with targets take every slot until then, as requests that arrived before it would.
 //!
 //! **Fairness.** Each priority and lane keeps a counter of the service of each tenant: a virtual token counter (Sheng
 //! et al., *Fairness in Serving Large Language Models*, OSDI'24, arXiv 2401.00588), charged at dispatch with the
@@ -20,7 +26,7 @@
 //! **Starvation.** Priorities are strict and do not age: a request of low priority may wait until its deadline, but no
 //! longer. An ageing rate would be one more setting without an obvious value.
 //!
-//! **Full queue.** The lowest-ranked request is displaced: the latest request of the tenant with the most queued
+//! **Full queue.** The lowest-ranked request is displaced: the last request of the tenant with the most queued
 //! requests in the last priority and lane, if the new request ranks before them or its tenant has at least two fewer
 //! there.
 
@@ -49,8 +55,14 @@ pub(crate) struct Waiting {
     pub(crate) request: SchedulingRequest,
     /// Prompt tokens per block.
     pub(crate) block_tokens: u32,
+    /// When it is rejected.
     pub(crate) deadline: Nanos,
+    /// When it should have its first token, unless that cannot be met.
+    pub(crate) due: Option<Nanos>,
 }
+
+/// The order within a tenant: the deadline, then the position.
+type Rank = (Nanos, u64);
 
 /// The request queue.
 #[derive(Debug)]
@@ -58,7 +70,9 @@ pub(crate) struct Queue {
     /// Queued requests by arrival.
     waiting: BTreeMap<u64, (Waiting, Lane)>,
     places: HashMap<RequestId, u64, FixedState>,
-    deadlines: BTreeSet<(Nanos, u64)>,
+    deadlines: BTreeSet<Rank>,
+    /// The queued requests with a target for their time to first token that can still be met.
+    dues: BTreeSet<Rank>,
     bands: BTreeMap<(Reverse<i8>, Lane), Band>,
     /// Queued requests of conversations that are not active, by conversation.
     gated_by_session: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
@@ -73,8 +87,8 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct Band {
     tenants: HashMap<Option<TenantKey>, Tenant, FixedState>,
-    /// Tenants with queued requests, by service, then by first arrival.
-    order: BTreeSet<(i64, u64, Option<TenantKey>)>,
+    /// Tenants with queued requests, by service, then by the first of their requests.
+    order: BTreeSet<(i64, Rank, Option<TenantKey>)>,
     /// Highest service that a dequeued tenant had before its dequeue. Every counter is at most one charge above it.
     floor: i64,
 }
@@ -82,7 +96,16 @@ struct Band {
 #[derive(Debug, Default)]
 struct Tenant {
     served: i64,
-    waiting: BTreeSet<u64>,
+    waiting: BTreeSet<Rank>,
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// The deadline that it is queued by.
+    fn goes_by(&self) -> Nanos {
+        self.due.map_or(self.deadline, |due| due.min(self.deadline))
+    }
 }
 
 // === impl Queue ===
@@ -93,6 +116,7 @@ impl Queue {
             waiting: BTreeMap::new(),
             places: HashMap::default(),
             deadlines: BTreeSet::new(),
+            dues: BTreeSet::new(),
             bands: BTreeMap::new(),
             gated_by_session: HashMap::default(),
             gated_len: 0,
@@ -114,7 +138,7 @@ impl Queue {
     /// The first request, in queue order, that waits for session admission.
     pub(crate) fn first_gated(&self) -> Option<&SchedulingRequest> {
         let mut bands = self.bands.iter().filter(|((_, lane), _)| self.gated_len > 0 && lane.is_gated());
-        let place = bands.find_map(|(_, band)| Some(band.order.first()?.1))?;
+        let place = bands.find_map(|(_, band)| Some(band.order.first()?.1.1))?;
         self.waiting.get(&place).map(|(waiting, _)| &waiting.request)
     }
 
@@ -129,18 +153,21 @@ impl Queue {
         }
         let place = self.next_place;
         self.next_place += 1;
-        self.places.insert(waiting.request.id, place);
-        self.deadlines.insert((waiting.deadline, place));
-        self.enqueue(place, waiting, lane);
+        self.enter(place, waiting, lane);
         displaced
     }
 
     /// Returns a dequeued request to its position, because no endpoint accepts it. Its conversation is admitted
     /// already.
     pub(crate) fn put_back(&mut self, place: u64, waiting: Waiting) {
+        self.enter(place, waiting, Lane::Active);
+    }
+
+    fn enter(&mut self, place: u64, waiting: Waiting, lane: Lane) {
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
-        self.enqueue(place, waiting, Lane::Active);
+        self.dues.extend(waiting.due.map(|due| (due, place)));
+        self.enqueue(place, waiting, lane);
     }
 
     /// Changes the bound. Requests queued beyond it stay.
@@ -173,8 +200,8 @@ impl Queue {
     pub(crate) fn in_order(&self, may_admit: bool) -> impl Iterator<Item = (u64, &Waiting)> {
         let bands = self.bands.iter().filter(move |((_, lane), _)| may_admit || *lane == Lane::Active);
         let places = bands.flat_map(|(_, band)| {
-            let of = |(.., tenant): &(i64, u64, Option<TenantKey>)| band.tenants.get(tenant);
-            band.order.iter().filter_map(of).flat_map(|tenant| tenant.waiting.iter().copied())
+            let of = |(.., tenant): &(i64, Rank, Option<TenantKey>)| band.tenants.get(tenant);
+            band.order.iter().filter_map(of).flat_map(|tenant| tenant.waiting.iter().map(|&(_, place)| place))
         });
         places.filter_map(|place| Some((place, &self.waiting.get(&place)?.0)))
     }
@@ -229,6 +256,28 @@ impl Queue {
         self.take(place)
     }
 
+    /// A request whose target for the first token has passed, and its position.
+    pub(crate) fn first_missed(&self, now: Nanos) -> Option<(u64, &SchedulingRequest)> {
+        let &(_, place) = self.dues.first().filter(|(due, _)| *due <= now)?;
+        self.waiting.get(&place).map(|(waiting, _)| (place, &waiting.request))
+    }
+
+    /// The request at a position misses its target: it is best effort from here on.
+    pub(crate) fn miss(&mut self, place: u64) {
+        let Some((waiting, lane)) = self.waiting.get_mut(&place) else { return };
+        let Some(due) = waiting.due else { return };
+        let was = (waiting.goes_by(), place);
+        waiting.due = None;
+        let rank = (waiting.goes_by(), place);
+        let account = Account::of(&waiting.request, *lane);
+        self.dues.remove(&(due, place));
+        if let Some(band) = self.bands.get_mut(&account.band()).filter(|_| rank != was) {
+            // In this order, since a tenant without queued requests loses its lead.
+            band.enqueue(account.tenant, rank);
+            band.leave(account.tenant, was);
+        }
+    }
+
     /// Removes a request whose client is gone.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<(Waiting, Lane)> {
         let place = *self.places.get(&id)?;
@@ -247,7 +296,7 @@ impl Queue {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.deadlines.first().map(|&(deadline, _)| deadline)
+        self.deadlines.first().into_iter().chain(self.dues.first()).map(|&(deadline, _)| deadline).min()
     }
 
     /// The request that a new one displaces, if any.
@@ -257,12 +306,12 @@ impl Queue {
         let longest = band.order.iter().map(|(.., tenant)| tenant).max_by_key(|tenant| len(tenant))?;
         let gives_way =
             newcomer.band() < last || newcomer.band() == last && len(longest) >= len(&newcomer.tenant) + 2;
-        gives_way.then(|| band.tenants.get(longest)?.waiting.last().copied()).flatten()
+        gives_way.then(|| Some(band.tenants.get(longest)?.waiting.last()?.1)).flatten()
     }
 
     fn enqueue(&mut self, place: u64, waiting: Waiting, lane: Lane) {
         let account = Account::of(&waiting.request, lane);
-        self.bands.entry(account.band()).or_default().enqueue(account.tenant, place);
+        self.bands.entry(account.band()).or_default().enqueue(account.tenant, (waiting.goes_by(), place));
         if lane.is_gated() {
             self.gated_len += 1;
             if let Some(session) = waiting.request.session {
@@ -276,7 +325,7 @@ impl Queue {
         let (waiting, lane) = self.waiting.remove(&place)?;
         let account = Account::of(&waiting.request, lane);
         if let Some(band) = self.bands.get_mut(&account.band()) {
-            band.leave(account.tenant, place);
+            band.leave(account.tenant, (waiting.goes_by(), place));
         }
         if lane.is_gated() {
             self.gated_len -= 1;
@@ -296,6 +345,9 @@ impl Queue {
         let (waiting, lane) = self.leave_band(place)?;
         self.places.remove(&waiting.request.id);
         self.deadlines.remove(&(waiting.deadline, place));
+        if let Some(due) = waiting.due {
+            self.dues.remove(&(due, place));
+        }
         Some((waiting, lane))
     }
 }
@@ -303,16 +355,15 @@ impl Queue {
 // === impl Band ===
 
 impl Band {
-    fn enqueue(&mut self, key: Option<TenantKey>, place: u64) {
+    fn enqueue(&mut self, key: Option<TenantKey>, rank: Rank) {
         let floor = self.floor;
         let tenant = self.tenants.entry(key).or_default();
         let was_first = tenant.waiting.first().copied();
         if was_first.is_none() {
             tenant.served = tenant.served.max(floor);
         }
-        tenant.waiting.insert(place);
-        // A request that was just admitted may have arrived before those queued in this lane.
-        let first = was_first.map_or(place, |first| first.min(place));
+        tenant.waiting.insert(rank);
+        let first = was_first.map_or(rank, |first| first.min(rank));
         if was_first != Some(first) {
             if let Some(was_first) = was_first {
                 self.order.remove(&(tenant.served, was_first, key));
@@ -322,11 +373,11 @@ impl Band {
         self.forget();
     }
 
-    fn leave(&mut self, key: Option<TenantKey>, place: u64) {
+    fn leave(&mut self, key: Option<TenantKey>, rank: Rank) {
         let Some(tenant) = self.tenants.get_mut(&key) else { return };
         let Some(&first) = tenant.waiting.first() else { return };
-        tenant.waiting.remove(&place);
-        if first == place {
+        tenant.waiting.remove(&rank);
+        if first == rank {
             self.order.remove(&(tenant.served, first, key));
             if let Some(&next) = tenant.waiting.first() {
                 self.order.insert((tenant.served, next, key));
@@ -375,7 +426,7 @@ mod tests {
             session: session.map(SessionKey),
             ..SchedulingRequest::new(RequestId(id), 1)
         };
-        Waiting { request, block_tokens: 16, deadline: Nanos(100) }
+        Waiting { request, block_tokens: 16, deadline: Nanos(100), due: None }
     }
 
     fn push(queue: &mut Queue, id: u64, priority: i8, tenant: u64, lane: Lane) -> Option<u64> {
@@ -454,9 +505,48 @@ mod tests {
         assert!(queue.has_gated());
     }
 
+    #[test]
+    fn a_target_that_has_passed_gives_its_place_back_and_takes_no_service_from_its_tenant() {
+        let mut queue = Queue::new(9);
+        let targeted = |id, tenant, due| Waiting { due, ..waiting(id, 0, Some(tenant), None) };
+        for (id, due) in [(0, None), (1, Some(Nanos(30))), (2, Some(Nanos(20))), (3, None)] {
+            assert!(queue.push(targeted(id, 1, due), Lane::Active).is_none());
+        }
+        let order = |queue: &Queue| {
+            queue.in_order(true).map(|(_, waiting)| waiting.request.id.0).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&queue), [2, 1, 0, 3], "by target, then by arrival");
+        let missed = queue.first_missed(Nanos(20)).map(|(place, request)| (place, request.id.0));
+        assert_eq!(missed, Some((2, 2)));
+        queue.miss(2);
+        assert_eq!((queue.first_missed(Nanos(29)).is_none(), order(&queue)), (true, vec![1, 0, 2, 3]));
+        // The other tenant is served, and this one keeps its lead though its only request moves.
+        let mut queue = Queue::new(9);
+        queue.push(targeted(0, 1, Some(Nanos(20))), Lane::Active);
+        for id in 1..4 {
+            queue.push(targeted(id, 2, Some(Nanos(10))), Lane::Active);
+        }
+        for _ in 0..2 {
+            let place = queue.in_order(true).find(|(_, waiting)| waiting.request.id.0 > 0).expect("one").0;
+            let (out, lane) = queue.take_turn(place).expect("it is queued");
+            queue.charge(Account::of(&out.request, lane), 100);
+        }
+        queue.miss(0);
+        assert_eq!(order(&queue), [0, 3]);
+        queue.charge(Account::of(&waiting(0, 0, Some(1), None).request, Lane::Active), 150);
+        assert_eq!(order(&queue), [0, 3], "150 are fewer than 200");
+    }
+
     #[derive(Clone, Debug)]
     enum Act {
-        Push { tenant: u64, priority: i8, begins: bool, session: Option<u64>, patience: u64 },
+        Push {
+            tenant: u64,
+            priority: i8,
+            begins: bool,
+            session: Option<u64>,
+            patience: u64,
+            target: Option<u64>,
+        },
         Pop { may_admit: bool, tokens: i64 },
         Correct { popped: usize, tokens: i64 },
         Cancel(u64),
@@ -468,15 +558,18 @@ mod tests {
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {
         // Runs of pushes keep tenants queued for long, which the bound is about.
-        let push =
-            (0u64..3, 0i8..2, prop::bool::weighted(0.3), prop::option::weighted(0.3, 0u64..3), 1u64..400)
-                .prop_map(|(tenant, priority, begins, session, patience)| Act::Push {
-                    tenant,
-                    priority,
-                    begins,
-                    session: session.filter(|_| begins),
-                    patience,
-                });
+        let session = prop::option::weighted(0.3, 0u64..3);
+        let times = (1u64..400, prop::option::of(0u64..500));
+        let push = (0u64..3, 0i8..2, prop::bool::weighted(0.3), session, times).prop_map(
+            |(tenant, priority, begins, session, (patience, target))| Act::Push {
+                tenant,
+                priority,
+                begins,
+                session: session.filter(|_| begins),
+                patience,
+                target,
+            },
+        );
         let act = prop_oneof![
             10 => push,
             8 => (any::<bool>(), 0..=U).prop_map(|(may_admit, tokens)| Act::Pop { may_admit, tokens }),
@@ -496,7 +589,8 @@ mod tests {
         corrected: i64,
     }
 
-    type Model = BTreeMap<u64, (Account, Nanos, Option<u64>)>;
+    /// Account, deadline, session and target of each queued request.
+    type Model = BTreeMap<u64, (Account, Nanos, Option<u64>, Option<Nanos>)>;
 
     fn waits(model: &Model, account: Account) -> bool {
         model.values().any(|&(other, ..)| other == account)
@@ -504,6 +598,7 @@ mod tests {
 
     proptest! {
         /// Invariant: Queued tenants get equal service, to within the two largest requests.
+        /// Invariant: Of a tenant's queued requests of one priority and lane, the one with the earliest deadline is dequeued first: its target for the first token while that has not passed, else its timeout.
         ///
         /// No request is lost or duplicated, the dequeued request is the one whose turn it is, and no tenant that stays
         /// queued is served more than two largest requests, plus corrections, beyond another.
@@ -516,12 +611,13 @@ mod tests {
             for act in acts {
                 let mut charged = None;
                 match act {
-                    Act::Push { tenant, priority, begins, session, patience } => {
+                    Act::Push { tenant, priority, begins, session, patience, target } => {
                         let lane = if begins { Lane::New } else { Lane::Active };
                         let mut newcomer = waiting(next, priority, Some(tenant), session);
                         newcomer.deadline = now + Nanos(patience);
+                        newcomer.due = target.map(|most| now + Nanos(most));
                         let account = Account::of(&newcomer.request, lane);
-                        model.insert(next, (account, newcomer.deadline, session));
+                        model.insert(next, (account, newcomer.deadline, session, newcomer.due));
                         next += 1;
                         let full = queue.len() == 40;
                         let out = queue.push(newcomer, lane);
@@ -541,13 +637,17 @@ mod tests {
                         };
                         let account = Account::of(&out.request, lane);
                         prop_assert_eq!(Some(account.band()), best);
-                        let first = model.iter().find(|(_, (other, ..))| *other == account).map(|(&id, _)| id);
-                        prop_assert_eq!(first, Some(out.request.id.0), "arrival order within a tenant");
-                        let (.., session) = model.remove(&out.request.id.0).expect("it was queued");
+                        let own = model.iter().filter(|(_, (other, ..))| *other == account);
+                        let goes_by = |&(&id, &(_, deadline, _, due)): &(&u64, &(Account, Nanos, Option<u64>, Option<Nanos>))| {
+                            (deadline.min(due.unwrap_or(deadline)), id)
+                        };
+                        let first = own.min_by_key(goes_by).map(|(&id, _)| id);
+                        prop_assert_eq!(first, Some(out.request.id.0), "the earliest deadline of a tenant");
+                        let (.., session, _) = model.remove(&out.request.id.0).expect("it was queued");
                         if let Some(session) = session.filter(|_| lane == Lane::New) {
                             let mut moved = 0;
                             queue.admit_session(SessionKey(session), || moved += 1);
-                            for (account, _, other) in model.values_mut() {
+                            for (account, _, other, _) in model.values_mut() {
                                 if *other == Some(session) && account.lane == Lane::New {
                                     account.lane = Lane::Active;
                                     moved -= 1;
@@ -572,11 +672,20 @@ mod tests {
                     }
                     Act::Wait(span) => {
                         now += Nanos(span);
+                        while let Some((place, request)) = queue.first_missed(now) {
+                            let (.., due) = model.get_mut(&request.id.0).expect("it is queued");
+                            prop_assert!(due.take().is_some_and(|due| due <= now));
+                            queue.miss(place);
+                        }
+                        prop_assert!(model.values().all(|&(.., due)| due.is_none_or(|due| due > now)));
                         while let Some((out, _)) = queue.pop_expired(now) {
-                            let (_, deadline, _) = model.remove(&out.request.id.0).expect("it was queued");
+                            let (_, deadline, ..) = model.remove(&out.request.id.0).expect("it was queued");
                             prop_assert!(deadline <= now);
                         }
-                        let next = model.values().map(|&(_, deadline, _)| deadline).min();
+                        let times = |&(_, deadline, _, due): &(_, Nanos, _, Option<Nanos>)| {
+                            deadline.min(due.unwrap_or(deadline))
+                        };
+                        let next = model.values().map(times).min();
                         prop_assert!(next.is_none_or(|next| next > now));
                         prop_assert_eq!(queue.next_deadline(), next);
                     }
@@ -606,7 +715,7 @@ mod tests {
             let mut left: Vec<u64> = drain(&mut queue, true, 1);
             left.sort_unstable();
             prop_assert!(left.iter().eq(model.keys()));
-            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.gated_by_session.is_empty());
+            prop_assert!(queue.deadlines.is_empty() && queue.dues.is_empty() && queue.places.is_empty() && queue.gated_by_session.is_empty());
         }
     }
 }

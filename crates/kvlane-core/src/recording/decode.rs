@@ -12,7 +12,7 @@ use crate::cache_accuracy::{Prediction, ReportedReuse};
 use crate::endpoint::EndpointId;
 use crate::load;
 use crate::policy::Reason;
-use crate::request::{AdapterKey, RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{AdapterKey, IfMissed, RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
 
@@ -189,6 +189,11 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     if is(has::TPOT_SLO) {
         request.slo.tpot_ms = Some(rest.u32()?);
     }
+    request.slo.if_missed = match (is(has::BEST_EFFORT), is(has::REFUSE)) {
+        (true, _) => IfMissed::BestEffort,
+        (_, true) => IfMissed::Refuse,
+        _ => IfMissed::ByPriority,
+    };
     if is(has::CLAIMED_OUTPUT) {
         request.claims.output_tokens = Some(rest.u32()?);
     }

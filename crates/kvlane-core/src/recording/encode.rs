@@ -5,7 +5,7 @@ use crate::cache_accuracy::Prediction;
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
 use crate::policy::Reason;
-use crate::request::{AnswerEnd, RequestId, SchedulingRequest};
+use crate::request::{AnswerEnd, IfMissed, RequestId, SchedulingRequest};
 use crate::scheduler::Checkpoint;
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
@@ -101,6 +101,8 @@ pub(super) mod has {
     pub(in super::super) const CLAIMED_OUTPUT: u64 = 1 << 15;
     pub(in super::super) const IS_LAST: u64 = 1 << 16;
     pub(in super::super) const ADAPTER: u64 = 1 << 17;
+    pub(in super::super) const BEST_EFFORT: u64 = 1 << 18;
+    pub(in super::super) const REFUSE: u64 = 1 << 19;
 }
 
 /// State of encoder and decoder within a segment.
@@ -294,6 +296,8 @@ impl Memory {
             | flag(hedge.is_some(), has::HEDGE)
             | flag(slo.ttft_ms.is_some(), has::TTFT_SLO)
             | flag(slo.tpot_ms.is_some(), has::TPOT_SLO)
+            | flag(slo.if_missed == IfMissed::BestEffort, has::BEST_EFFORT)
+            | flag(slo.if_missed == IfMissed::Refuse, has::REFUSE)
             | flag(leg.is_some(), has::LEG)
             | flag(claims.output_tokens.is_some(), has::CLAIMED_OUTPUT)
             | flag(claims.is_last, has::IS_LAST)

@@ -12,7 +12,7 @@ use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{AdapterKey, Claims, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
+use crate::request::{AdapterKey, Claims, IfMissed, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
@@ -36,7 +36,9 @@ fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let numbers = (ids(), any::<u32>(), 0u32..3, any::<i8>(), prop::option::of(any::<u32>()));
     let hedge = prop::option::of(any::<u64>().prop_map(Nanos));
     let most = || prop::option::of(any::<u32>());
-    let slo = (most(), most()).prop_map(|(ttft_ms, tpot_ms)| Slo { ttft_ms, tpot_ms });
+    let if_missed = prop::sample::select(vec![IfMissed::ByPriority, IfMissed::BestEffort, IfMissed::Refuse]);
+    let slo = (most(), most(), if_missed);
+    let slo = slo.prop_map(|(ttft_ms, tpot_ms, if_missed)| Slo { ttft_ms, tpot_ms, if_missed });
     let claims =
         (most(), any::<bool>()).prop_map(|(output_tokens, is_last)| Claims { output_tokens, is_last });
     let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3), slo, claims);

@@ -2,6 +2,7 @@
 
 use super::availability::{Choice, IfNoneAvailable};
 use super::in_flight::{InFlightRequest, Turn};
+use super::slo::SloFit;
 use super::{Input, Output, Scheduler};
 use crate::breaker::State;
 use crate::cache_accuracy::Prediction;
@@ -99,8 +100,9 @@ impl Scheduler {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
         if fit == Some(Choice::Rows) {
-            if !self.keep_within_slo(request) {
-                return self.refuse(now, request, false, Rejection::SloMissed, out);
+            let fit = self.keep_within_slo(now, &waiting);
+            if let SloFit::Refused { late } = fit {
+                return self.refuse_late(now, request, false, late, out);
             }
             self.queue.pass(Account::of(request, lane));
             self.enter(now, request.session);
@@ -218,9 +220,6 @@ impl Scheduler {
         why: Rejection,
         out: &mut Vec<Output>,
     ) {
-        if entered {
-            self.leave(now, request.session, None, Some(AnswerEnd::Unknown));
-        }
         let retry_after = match why {
             Rejection::NoEndpoint => Nanos::ZERO,
             Rejection::QueueFull
@@ -228,7 +227,38 @@ impl Scheduler {
             | Rejection::BudgetSpent
             | Rejection::SloMissed => self.retry_after(now),
         };
-        out.push(Output::Reject { request: request.id, refused: Refused { why, retry_after } });
+        self.reject(now, request, entered, Refused { why, retry_after }, out);
+    }
+
+    /// Rejects a request that should miss its objectives on every endpoint, by `late` on the soonest one: after that
+    /// time, a request like it should meet them there.
+    fn refuse_late(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        entered: bool,
+        late: Nanos,
+        out: &mut Vec<Output>,
+    ) {
+        if late == Nanos::ZERO {
+            return self.refuse(now, request, entered, Rejection::SloMissed, out);
+        }
+        let retry_after = late.min(self.config.queue_timeout).max(RETRY_AFTER_MIN);
+        self.reject(now, request, entered, Refused { why: Rejection::SloMissed, retry_after }, out);
+    }
+
+    fn reject(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        entered: bool,
+        refused: Refused,
+        out: &mut Vec<Output>,
+    ) {
+        if entered {
+            self.leave(now, request.session, None, Some(AnswerEnd::Unknown));
+        }
+        out.push(Output::Reject { request: request.id, refused });
     }
 
     /// Estimated wait of a request arriving at `now`: all queued requests ahead of it, at the recent rate of finished
@@ -247,12 +277,22 @@ impl Scheduler {
         self.config.max_concurrent_requests > 0 && taken >= self.config.max_concurrent_requests as usize
     }
 
-    /// Rejects expired requests, then dequeues those for which there is room. A dequeued request holds its slot; its
+    /// Rejects expired requests and, where they want that, those whose targets have passed; then dequeues those for which there is room. A dequeued request holds its slot; its
     /// endpoint is chosen after its prefix has been looked up again.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
             self.queue_blocked = false;
             self.refuse(now, &waiting.request, lane == Lane::Active, Rejection::QueueTimeout, out);
+        }
+        while let Some((place, request)) = self.queue.first_missed(now) {
+            self.queue_blocked = false;
+            if !request.slo.if_missed.refuses(request.priority) {
+                self.queue.miss(place);
+                continue;
+            }
+            let id = request.id;
+            let Some((waiting, lane)) = self.queue.remove(id) else { break };
+            self.refuse(now, &waiting.request, lane == Lane::Active, Rejection::SloMissed, out);
         }
         if let Some(admission) = &mut self.admission {
             admission.expire(now);
@@ -290,10 +330,14 @@ impl Scheduler {
         let Some(Dequeued { waiting, lane, place }) = self.dequeued.remove(&request) else { return };
         self.queue_blocked = false;
         match self.fill_candidates(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
-            Choice::Rows if !self.keep_within_slo(&waiting.request) => {
-                self.refuse(now, &waiting.request, true, Rejection::SloMissed, out)
-            }
-            Choice::Rows => self.place(now, &waiting, lane, out),
+            Choice::Rows => match self.keep_within_slo(now, &waiting) {
+                SloFit::Refused { late } => self.refuse_late(now, &waiting.request, true, late, out),
+                // Those behind it may meet theirs; it comes again as best effort.
+                SloFit::BestEffort if waiting.due.is_some() && self.queue.len() > 0 => {
+                    self.queue.put_back(place, Waiting { due: None, ..waiting });
+                }
+                SloFit::Met | SloFit::BestEffort => self.place(now, &waiting, lane, out),
+            },
             Choice::Later => self.queue.put_back(place, waiting),
             Choice::NoEndpoint => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
         }

@@ -189,7 +189,9 @@ impl Scheduler {
                 }
             }
             Input::Arrived { request, overlap, block_tokens } => {
-                let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
+                let due = request.slo.ttft_ms.map(|most| now + Nanos::from_millis(most.into()));
+                let deadline = now + self.config.queue_timeout;
+                let waiting = Waiting { request, block_tokens, deadline, due };
                 self.arrive(now, waiting, &overlap, out);
             }
             Input::FirstToken { request } => self.first_token(now, request, true, out),

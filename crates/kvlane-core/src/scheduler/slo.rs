@@ -1,35 +1,66 @@
 //! Service level objectives (SLO) of requests: endpoints that should miss them are left out.
 //!
-//! Where every endpoint should miss them, a request of negative priority is rejected, and any other is placed as if it
-//! had none: late is better than never. llm-d sheds by the same rule.
+//! Among those that should meet them the policy chooses, by cost as ever: the share of requests within their objectives
+//! grows with what is left for others. A request does not delay the first tokens of those placed before it, since
+//! engines compute prompts in order of arrival; that it slows their decoding is not looked at.
+//!
+//! Where every endpoint should miss them, a request is refused, or placed as if it had none, as [`IfMissed`] says: by
+//! default one of negative priority is refused, as llm-d does. A queued one that should miss its target when its turn
+//! comes lets those behind it go first.
+//!
+//! [`IfMissed`]: crate::request::IfMissed
 
 use super::Scheduler;
 use crate::policy::Candidate;
+use crate::queue::Waiting;
 use crate::request::{SchedulingRequest, Slo};
+use crate::time::Nanos;
 
-/// Whether a request placed on this row should meet its objectives.
-fn meets(row: &Candidate, request: &SchedulingRequest, slo: Slo) -> bool {
-    let within =
-        |seconds: f64, most_ms: Option<u32>| most_ms.is_none_or(|most| 1e3 * seconds <= f64::from(most));
+/// Whether a request should meet its objectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SloFit {
+    /// It should on the rows that are left, or has none.
+    Met,
+    /// It should not on any row, and may be placed on any.
+    BestEffort,
+    /// It should not on any row, and is to be refused.
+    Refused {
+        /// By how much its first token would be late on the soonest row.
+        late: Nanos,
+    },
+}
+
+/// Whether a request placed on this row should meet its objectives, with so much time left for its first token.
+fn meets(row: &Candidate, request: &SchedulingRequest, left_s: Option<f64>) -> bool {
+    let within = |seconds: f64, most_s: Option<f64>| most_s.is_none_or(|most_s| seconds <= most_s);
     let in_flight = row.load.in_flight;
     let context_tokens = in_flight.context_tokens + u64::from(request.prompt_tokens);
-    within(row.first_token_s(request), slo.ttft_ms)
-        && within(row.rates.decode_step_s(in_flight.requests + 1, context_tokens), slo.tpot_ms)
+    within(row.first_token_s(request), left_s)
+        && within(
+            row.rates.decode_step_s(in_flight.requests + 1, context_tokens),
+            request.slo.tpot_ms.map(|most| f64::from(most) / 1e3),
+        )
 }
 
 impl Scheduler {
-    /// Leaves the rows out on which the request should miss its objectives. Returns whether it may be placed.
-    pub(super) fn keep_within_slo(&mut self, request: &SchedulingRequest) -> bool {
-        let slo = request.slo;
+    /// Leaves the rows out on which the request should miss its objectives, if it should meet them on others.
+    pub(super) fn keep_within_slo(&mut self, now: Nanos, waiting: &Waiting) -> SloFit {
+        let Waiting { request, due, .. } = waiting;
         // What a split request takes is in no row.
-        if slo == Slo::default() || self.splits.may_split(request, &self.rows) {
-            return true;
+        if request.slo == Slo::default() || self.splits.may_split(request, &self.rows) {
+            return SloFit::Met;
         }
-        if !self.rows.iter().any(|row| meets(row, request, slo)) {
-            return request.priority >= 0;
+        let left_s = due.map(|due| (due - now).as_secs_f64());
+        if self.rows.iter().any(|row| meets(row, request, left_s)) {
+            self.rows.retain(|row| meets(row, request, left_s));
+            return SloFit::Met;
         }
-        self.rows.retain(|row| meets(row, request, slo));
-        true
+        if !request.slo.if_missed.refuses(request.priority) {
+            return SloFit::BestEffort;
+        }
+        let soonest_s = self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
+        let late_s = left_s.map_or(0.0, |left_s| soonest_s - left_s);
+        SloFit::Refused { late: Nanos::from_secs_f64(late_s) }
     }
 }
 
@@ -38,8 +69,8 @@ mod tests {
     use super::super::tests::{World, config};
     use super::*;
     use crate::decision::{Refused, Rejection};
-    use crate::request::RequestId;
-    use crate::scheduler::{Input, Output};
+    use crate::request::{IfMissed, RequestId};
+    use crate::scheduler::{Config, Input, Output};
 
     fn arrive(world: &mut World, id: u64, prompt_tokens: u32, slo: Slo, priority: i8) -> Vec<Output> {
         let request =
@@ -54,7 +85,32 @@ mod tests {
         })
     }
 
-    const FAST: Slo = Slo { ttft_ms: Some(1000), tpot_ms: None };
+    fn refused(out: &[Output]) -> Option<(u64, Refused)> {
+        out.iter().find_map(|output| match output {
+            Output::Reject { request, refused } => Some((request.0, *refused)),
+            _ => None,
+        })
+    }
+
+    fn dispatched(out: &[Output]) -> Vec<u64> {
+        let of = |output: &Output| match output {
+            Output::Dispatch { request, .. } => Some(request.0),
+            _ => None,
+        };
+        out.iter().filter_map(of).collect()
+    }
+
+    const FAST: Slo = Slo { ttft_ms: Some(1000), tpot_ms: None, if_missed: IfMissed::ByPriority };
+
+    /// One request at a time; others wait for a minute.
+    fn queued() -> Config {
+        Config {
+            max_concurrent_requests: 1,
+            queue_size: 100,
+            queue_timeout: Nanos::from_secs(60),
+            ..config("round_robin")
+        }
+    }
 
     #[test]
     fn an_endpoint_that_should_be_late_is_left_out() {
@@ -65,24 +121,99 @@ mod tests {
         for id in 2..6 {
             assert_eq!(slot(&arrive(&mut world, id, 100, FAST, 0)), Some(1), "the other one is late");
         }
-        let slow_steps = Slo { ttft_ms: None, tpot_ms: Some(0) };
+        let slow_steps = Slo { tpot_ms: Some(0), ..none };
         assert!(slot(&arrive(&mut world, 6, 100, slow_steps, 0)).is_some(), "late everywhere, and placed");
     }
 
-    /// Invariant: Only a request of negative priority is rejected because it should miss its objectives.
+    /// Invariant: A request that should miss its objectives everywhere is refused where `if_missed` says so, and without it only if its priority is negative; any other is placed.
     #[test]
-    fn only_a_request_of_negative_priority_is_rejected_for_being_late() {
-        let mut world = World::new(config("round_robin"), 1);
+    fn a_request_that_should_be_late_is_refused_as_its_objectives_say() {
+        for (if_missed, priority, refuses) in [
+            (IfMissed::ByPriority, 0, false),
+            (IfMissed::ByPriority, -1, true),
+            (IfMissed::BestEffort, -1, false),
+            (IfMissed::Refuse, 100, true),
+        ] {
+            let mut world = World::new(config("round_robin"), 1);
+            let slo = Slo { if_missed, ..FAST };
+            arrive(&mut world, 0, 200_000, Slo::default(), 0);
+            let out = arrive(&mut world, 1, 100, slo, priority);
+            let why = refused(&out).map(|(_, refused)| refused.why);
+            assert_eq!(why, refuses.then_some(Rejection::SloMissed), "{if_missed:?} {priority}");
+            assert_eq!(slot(&out), (!refuses).then_some(0));
+            assert_eq!(slot(&arrive(&mut world, 2, 100, Slo::default(), -1)), Some(0));
+            world.step(Input::Finished { request: RequestId(0) });
+            assert_eq!(slot(&arrive(&mut world, 3, 100, slo, priority)), Some(0), "there is room again");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_when_the_objectives_should_be_met() {
+        let config = Config { queue_timeout: Nanos::from_secs(3600), ..config("round_robin") };
+        let mut world = World::new(config, 1);
         arrive(&mut world, 0, 200_000, Slo::default(), 0);
-        assert_eq!(slot(&arrive(&mut world, 1, 100, FAST, 0)), Some(0));
-        let out = arrive(&mut world, 2, 100, FAST, -1);
-        let refused = |out: &[Output]| match out {
-            [Output::Reject { refused: Refused { why, .. }, .. }] => Some(*why),
-            _ => None,
-        };
-        assert_eq!(refused(&out), Some(Rejection::SloMissed));
-        assert_eq!(slot(&arrive(&mut world, 3, 100, Slo::default(), -1)), Some(0));
-        world.step(Input::Finished { request: RequestId(0) });
-        assert_eq!(slot(&arrive(&mut world, 4, 100, FAST, -1)), Some(0), "there is room again");
+        let slo = Slo { if_missed: IfMissed::Refuse, ..FAST };
+        let late = refused(&arrive(&mut world, 1, 100, slo, 0)).expect("late").1.retry_after;
+        let twice = Slo { ttft_ms: Some(2000), ..slo };
+        let less = refused(&arrive(&mut world, 2, 100, twice, 0)).expect("late").1.retry_after;
+        let (late_s, less_s) = (late.as_secs_f64(), less.as_secs_f64());
+        assert!(late_s > 2.0 && (late_s - less_s - 1.0).abs() < 1e-6, "{late_s} s, {less_s} s");
+    }
+
+    #[test]
+    fn targets_order_the_queue_and_what_has_passed_waits_as_if_it_had_none() {
+        let mut world = World::new(queued(), 1);
+        let ttft_ms = |ms| Slo { ttft_ms: Some(ms), ..Slo::default() };
+        assert_eq!(slot(&arrive(&mut world, 0, 100, Slo::default(), 0)), Some(0));
+        for (id, slo) in
+            [(1, Slo::default()), (2, ttft_ms(9000)), (3, ttft_ms(5000)), (4, ttft_ms(7000)), (5, Slo::default())]
+        {
+            assert_eq!(arrive(&mut world, id, 100, slo, 0), []);
+        }
+        let mut order = Vec::new();
+        for (now_s, last) in [(6, 0), (6, 4), (6, 2), (6, 1), (6, 3)] {
+            world.now = Nanos::from_secs(now_s);
+            order.extend(dispatched(&world.step(Input::Finished { request: RequestId(last) })));
+        }
+        assert_eq!(order, [4, 2, 1, 3, 5], "the target of 3 has passed");
+    }
+
+    #[test]
+    fn a_queued_request_that_is_to_be_refused_is_refused_when_its_target_passes() {
+        let mut world = World::new(queued(), 1);
+        arrive(&mut world, 0, 100, Slo::default(), 0);
+        assert_eq!(arrive(&mut world, 1, 100, Slo { if_missed: IfMissed::Refuse, ..FAST }, 0), []);
+        let next = world.scheduler.next_deadline().expect("its target");
+        assert!(next < Nanos::from_secs(2), "{next:?}");
+        world.now = next;
+        let (id, refused) = refused(&world.step(Input::Tick)).expect("its target has passed");
+        assert_eq!((id, refused.why), (1, Rejection::SloMissed));
+        assert_eq!(world.scheduler.queued(), 0);
+    }
+
+    #[test]
+    fn a_queued_request_that_should_miss_its_target_lets_those_behind_it_go_first() {
+        let mut world = World::new(queued(), 1);
+        arrive(&mut world, 0, 100, Slo::default(), 0);
+        arrive(&mut world, 1, 200_000, FAST, 0);
+        arrive(&mut world, 2, 100, FAST, 0);
+        let order: Vec<u64> = [0, 2]
+            .into_iter()
+            .flat_map(|last| dispatched(&world.step(Input::Finished { request: RequestId(last) })))
+            .collect();
+        assert_eq!(order, [2, 1], "seconds of prefill are more than its target");
+    }
+
+    #[test]
+    fn a_target_counts_from_the_arrival() {
+        let mut world = World::new(Config { max_concurrent_requests: 2, ..queued() }, 2);
+        // Its prefill leaves the first endpoint too little of a second, and enough of a minute.
+        arrive(&mut world, 0, 60_000, Slo::default(), 0);
+        arrive(&mut world, 1, 100, Slo::default(), 0);
+        let slo = Slo { ttft_ms: Some(60_000), if_missed: IfMissed::Refuse, ..Slo::default() };
+        arrive(&mut world, 2, 100, slo, 0);
+        world.now = Nanos::from_millis(59_900);
+        let out = world.step(Input::Finished { request: RequestId(1) });
+        assert_eq!(slot(&out), Some(1), "round robin would take the first endpoint");
     }
 }
