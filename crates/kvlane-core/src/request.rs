@@ -159,6 +159,7 @@ pub enum AnswerEnd {
 
 /// Service level objectives of a request, as its client or the configuration states them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Slo {
     /// Longest time to first token, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -187,12 +188,23 @@ pub enum IfMissed {
 // === impl Slo ===
 
 impl Slo {
+    /// No objectives.
+    pub const NONE: Self = Self { ttft_ms: None, tpot_ms: None, if_missed: IfMissed::ByPriority };
+
+    /// Whether an answer met them: its time to first token, and its mean time per token after that, if it has several.
+    pub fn is_met(&self, ttft: Nanos, tpot_s: Option<f64>) -> bool {
+        self.ttft_ms.is_none_or(|most| ttft <= Nanos::from_millis(most.into()))
+            && !self.tpot_ms.zip(tpot_s).is_some_and(|(most, tpot_s)| 1e3 * tpot_s > f64::from(most))
+    }
+
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
 // === impl IfMissed ===
+
+crate::setting!(Text: IfMissed);
 
 impl IfMissed {
     /// Whether a request of this priority is refused.

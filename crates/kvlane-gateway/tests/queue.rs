@@ -219,3 +219,41 @@ async fn clients_that_connect_and_disconnect_at_random_leave_no_state_behind() {
     drop((a, b));
     gateway.end().await;
 }
+
+/// A prompt of hundreds of thousands of tokens cannot be computed in a millisecond.
+#[tokio::test]
+async fn a_request_that_should_miss_a_configured_target_is_told_which_and_when_to_retry() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    let objective = |text: &str| serde_json::from_str(text).expect("an entry");
+    config.objectives = vec![
+        objective(r#"{"priority": "bulk", "ttft": "1ms"}"#),
+        objective(r#"{"model": "m", "priority": "interactive", "ttft": "1ms", "if_missed": "refuse"}"#),
+        objective(r#"{"priority": 7, "ttft": "1ms", "if_missed": "best_effort"}"#),
+    ];
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let prompt = chat("m", &"long ".repeat(200_000));
+    for (fields, targets) in [
+        ("x-priority: interactive\r\n", "(first token within 1 ms)"),
+        ("x-priority: bulk\r\n", "(first token within 1 ms)"),
+        ("x-priority: interactive\r\nx-slo-ttft-ms: 2\r\nx-slo-tpot-ms: 3\r\n", "within 2 ms, 3 ms per token"),
+    ] {
+        let mut client = gateway.client().await;
+        client.request_with("POST", "/v1/chat/completions", fields, &prompt).await;
+        let reply = client.reply().await;
+        assert_eq!(reply.status, 429, "{fields}");
+        let text = reply.text();
+        assert!(text.contains("slo_missed") && text.contains(targets), "{text}");
+        let after_s = reply.header("retry-after").and_then(|seconds| seconds.parse::<u64>().ok());
+        assert!(after_s.is_some_and(|seconds| seconds > 1), "seconds of prefill are ahead: {after_s:?}");
+    }
+    for fields in ["x-priority: 7\r\n", ""] {
+        let mut client = gateway.client().await;
+        client.request_with("POST", "/v1/chat/completions", fields, &prompt).await;
+        let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
+        assert_eq!(reply.status, 200, "{fields}");
+    }
+    let refused = gateway.metric(r#"kvlane_slo_requests_total{model="m",outcome="refused"}"#).await;
+    assert_eq!(refused, Some(3.0));
+    gateway.end().await;
+}

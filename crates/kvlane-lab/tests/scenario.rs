@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::request::Slo;
 use kvlane_lab::figures::{Figures, Judgement};
 use kvlane_lab::scenario::{
     Arm, Aside, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published,
@@ -201,6 +202,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                 fetch_tokens_min: fetch,
                 eviction,
                 session_admission: queue.0,
+                max_requests_per_endpoint: queue.1,
                 queue_len_max: queue.1,
                 queue_timeout_s: queue.2,
                 hints: Hints {
@@ -208,6 +210,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                     output: if queue.3 { OutputClaim::Noisy } else { OutputClaim::None },
                     end: queue.3,
                     last: queue.3,
+                    slo: Slo { ttft_ms: queue.3.then_some(queue.1), ..Slo::NONE },
                 },
             },
         )

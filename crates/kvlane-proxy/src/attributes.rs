@@ -18,12 +18,15 @@ use http::{HeaderMap, HeaderValue};
 use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_core::request::{Claims, SchedulingRequest, SessionKey, Slo, TenantKey};
 use kvlane_core::section;
+use kvlane_fleet::snapshot::Served;
 use kvlane_wire::openai::{AgentHints, ParsedRequest, SESSION_BYTES_MAX};
 use siphasher::sip::SipHasher13;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::alias::Alias;
 use crate::auth::{Identity, PRIORITY_MAX, is_credential};
 use crate::engine_priority::EnginePriority;
+use crate::objectives::Objectives;
 use crate::salt::SaltKey;
 
 /// Longer tenant names are ignored. API keys have some hundred bytes, signed tokens a few thousand.
@@ -303,7 +306,7 @@ impl AttributeReader {
             .slo_headers
             .each_ref()
             .map(|names| names.iter().find_map(|name| headers.get(name)?.to_str().ok()?.trim().parse().ok()));
-        Slo { ttft_ms, tpot_ms }
+        Slo { ttft_ms, tpot_ms, ..Slo::default() }
     }
 
     fn priority(&self, headers: &HeaderMap) -> Option<i8> {
@@ -335,6 +338,26 @@ impl Attributes {
     /// The longest answer it asks for.
     pub fn output_tokens_max(&self) -> Option<u32> {
         self.output_tokens_max
+    }
+
+    /// Its latency objectives.
+    pub(crate) fn slo(&self) -> Slo {
+        self.slo
+    }
+
+    /// The same attributes, with the objectives that the configuration has for a request to this model.
+    pub(crate) fn with_objectives(
+        self,
+        objectives: &Objectives,
+        served: &Served,
+        alias: Option<&Alias>,
+    ) -> Self {
+        let (model, adapter) = match alias {
+            Some(alias) => (&*alias.asked, None),
+            None => (&*served.pool.model, served.adapter.as_deref()),
+        };
+        let slo = objectives.of(self.tenant, [Some(model), adapter], self.priority, self.slo);
+        Self { slo, ..self }
     }
 
     /// Adds them to a scheduling request.

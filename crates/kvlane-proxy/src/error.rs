@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
 use kvlane_core::decision::Rejection;
+use kvlane_core::request::Slo;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::Reached;
 use kvlane_wire::engine::calls::SERVICE;
@@ -170,6 +171,17 @@ pub enum ApiError {
         /// `Retry-After`, in seconds.
         retry_after_s: u64,
     },
+    /// It should miss its latency objectives everywhere.
+    #[error(
+        "no endpoint can meet the latency objectives of this request ({}): try again later, or with larger ones",
+        targets_text(*targets)
+    )]
+    Late {
+        /// What was asked for.
+        targets: Slo,
+        /// `Retry-After`, in seconds.
+        retry_after_s: u64,
+    },
     /// The client is over a limit.
     #[error("{0}")]
     RateLimited(Limited),
@@ -258,10 +270,14 @@ fn rejection_text(why: Rejection) -> &'static str {
         Rejection::QueueFull => "too many requests are waiting for this model: try again later",
         Rejection::QueueTimeout => "the request waited too long in the queue: try again later",
         Rejection::BudgetSpent => "the retry budget is spent: try again later",
-        Rejection::SloMissed => {
-            "no endpoint can meet the latency objectives of this request, whose priority is negative: try again later"
-        }
+        Rejection::SloMissed => "no endpoint can meet the latency objectives of this request: try again later",
     }
+}
+
+fn targets_text(Slo { ttft_ms, tpot_ms, .. }: Slo) -> String {
+    let ttft = ttft_ms.map(|most| format!("first token within {most} ms"));
+    let tpot = tpot_ms.map(|most| format!("{most} ms per token after it"));
+    ttft.into_iter().chain(tpot).collect::<Vec<_>>().join(", ")
 }
 
 /// The code of each error, and the list of all codes.
@@ -308,7 +324,7 @@ impl ApiError {
             Self::NoEndpoint { .. } | Self::Rejected { why: Rejection::NoEndpoint, .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Rejected { .. } | Self::Late { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Upstream { error, .. } if error.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
@@ -361,7 +377,7 @@ impl ApiError {
         Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
         Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
         Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
-        Self::Rejected { why: Rejection::SloMissed, .. } => "slo_missed",
+        Self::Rejected { why: Rejection::SloMissed, .. } | Self::Late { .. } => "slo_missed",
         Self::RateLimited(_) => "rate_limited",
         Self::Upstream { .. } => "upstream_error",
         Self::KillsEngines { .. } => "request_fails_engines",
@@ -384,9 +400,9 @@ impl ApiError {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
         }
         let retry_after_s = match &self {
-            Self::NoEndpoint { retry_after_s, .. } | Self::Rejected { retry_after_s, .. } => {
-                Some(*retry_after_s)
-            }
+            Self::NoEndpoint { retry_after_s, .. }
+            | Self::Rejected { retry_after_s, .. }
+            | Self::Late { retry_after_s, .. } => Some(*retry_after_s),
             Self::RateLimited(limited) => Some(limited.retry_after_s()),
             Self::NoMemory => Some(NO_MEMORY_FOR_S),
             _ => None,

@@ -8,7 +8,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_fleet::snapshot::Served;
+use kvlane_core::request::Slo;
 use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::{Api, EnginePath, Repeats};
 use kvlane_wire::disaggregation::Connector;
@@ -152,7 +152,7 @@ async fn serve(
             // The last attempt's error says more.
             Err(refused) => {
                 let said = attempts.said();
-                let said = said.unwrap_or_else(|| Err(rejected(proxy, &routed.served, refused)));
+                let said = said.unwrap_or_else(|| Err(rejected(proxy, &routed, refused)));
                 return Box::pin(or_lost(&routed, upstreams, said)).await;
             }
         };
@@ -256,13 +256,20 @@ pub(super) fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> 
     }
 }
 
-pub(super) fn rejected(proxy: &Proxy, served: &Served, refused: Refused) -> ApiError {
+pub(super) fn rejected(proxy: &Proxy, routed: &Routed, refused: Refused) -> ApiError {
+    let (served, targets) = (&routed.served, routed.attributes.slo());
+    if targets != Slo::default() {
+        served.pool.metrics.slo.refused();
+    }
     match refused.why {
         Rejection::NoEndpoint => no_endpoint(proxy, served.name().into()),
         why => {
             served.pool.metrics.shed.refused(proxy.fleet.clock.now(), why);
             let retry_after_s = refused.retry_after.0.div_ceil(1_000_000_000).max(1);
-            ApiError::Rejected { why, retry_after_s }
+            match why {
+                Rejection::SloMissed => ApiError::Late { targets, retry_after_s },
+                why => ApiError::Rejected { why, retry_after_s },
+            }
         }
     }
 }
@@ -360,7 +367,7 @@ mod tests {
         let world = World::new(1);
         for (nanos, seconds) in [(0, 1), (1_000_000_000, 1), (1_000_000_001, 2)] {
             let refused = Refused { why: Rejection::QueueFull, retry_after: Nanos(nanos) };
-            let error = rejected(&world.proxy, &world.routed().served, refused);
+            let error = rejected(&world.proxy, &world.routed(), refused);
             assert!(
                 matches!(error, ApiError::Rejected { why: Rejection::QueueFull, retry_after_s } if retry_after_s == seconds),
                 "{nanos} ns"

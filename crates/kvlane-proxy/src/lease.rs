@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
 use kvlane_core::poison_prompts::{EngineDeath, PromptKey};
-use kvlane_core::request::{AnswerEnd, RequestId};
+use kvlane_core::request::{AnswerEnd, RequestId, Slo};
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::FailureKind;
@@ -38,6 +38,7 @@ pub struct Lease {
     streams: bool,
     in_session: bool,
     received: Nanos,
+    slo: Slo,
     /// When it was placed.
     pub placed: Nanos,
     /// The request's charge under the limits.
@@ -97,6 +98,7 @@ impl Lease {
             streams: routed.attributes.streams(),
             in_session: routed.attributes.session().is_some(),
             received: routed.received,
+            slo: routed.attributes.slo(),
             placed,
             charge: routed.charge.clone(),
             prompt: routed.prompt,
@@ -388,11 +390,11 @@ impl Lease {
                 self.outcome.push(Input::Answered { request: self.request, reported });
             }
         }
-        if let Some(first) = self.first_token
-            && self.tokens > 1
-        {
-            let tpot_s = (now - first).as_secs_f64() / (self.tokens - 1) as f64;
-            metrics.tpot.observe(tpot_s);
+        let Some(first) = self.first_token else { return };
+        let tpot_s = (self.tokens > 1).then(|| (now - first).as_secs_f64() / (self.tokens - 1) as f64);
+        tpot_s.iter().for_each(|tpot_s| metrics.tpot.observe(*tpot_s));
+        if self.slo != Slo::default() && self.before.is_none() {
+            metrics.slo.answered(self.slo.is_met(first - self.received, tpot_s));
         }
     }
 
@@ -504,6 +506,19 @@ mod tests {
         drop(second);
         assert_eq!(world.load(), Default::default());
         assert!(endpoint.vitals.is_idle());
+    }
+
+    #[tokio::test]
+    async fn an_answer_with_objectives_is_counted_by_whether_it_met_them() {
+        let world = World::new(1);
+        for (ttft_ms, counts) in [(None, [0, 0, 0]), (Some(600_000), [1, 0, 0]), (Some(0), [1, 1, 0])] {
+            let mut lease = world.lease().await;
+            lease.slo.ttft_ms = ttft_ms;
+            // The clock counts nanoseconds.
+            lease.progress(Instant::now() + Duration::from_millis(1), 1);
+            lease.complete(None, AnswerEnd::Unknown);
+            assert_eq!(world.pool.metrics.slo.counts(), counts, "{ttft_ms:?}");
+        }
     }
 
     #[tokio::test]

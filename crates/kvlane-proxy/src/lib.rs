@@ -42,6 +42,7 @@ mod lists;
 pub mod memory;
 mod mirror;
 mod model;
+pub mod objectives;
 mod objects;
 pub mod outcomes;
 pub mod own_api;

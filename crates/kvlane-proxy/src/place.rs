@@ -68,7 +68,7 @@ impl Proxy {
         let pool = &routed.served.pool;
         let id = self.next_request_id();
         let may_split = matches!(kind, AttemptKind::Again(_)) && routed.may_split && pool.router.may_split();
-        let request = SchedulingRequest {
+        let mut request = SchedulingRequest {
             leg: may_split.then(|| self.next_request_id()),
             excluded: Arc::clone(excluded),
             attempt: if let AttemptKind::Again(attempt) = kind { attempt } else { 0 },
@@ -77,6 +77,10 @@ impl Proxy {
             adapter: routed.served.adapter.as_deref().map(|name| AdapterKey::named(name.as_bytes())),
             ..routed.attributes.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
+        // Its target counts from when it was received.
+        let elapsed = self.fleet.clock.now() - routed.received;
+        let elapsed_ms = u32::try_from(elapsed.0 / 1_000_000).unwrap_or(u32::MAX);
+        request.slo.ttft_ms = request.slo.ttft_ms.map(|most| most.saturating_sub(elapsed_ms));
         let mut waiting = pool.router.may_wait().then(|| Waiting::new(pool, id));
         let output = match (pool.arrive(request, &routed.chain), &mut waiting) {
             (Some(output), _) => output,

@@ -16,6 +16,7 @@ use crate::failures::Failures;
 use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::mirror::Copies;
+use crate::objectives::Objectives;
 use crate::outcomes::Outcomes;
 use crate::salt::SaltKey;
 use crate::settings::Settings;
@@ -32,6 +33,8 @@ pub struct Proxy {
     pub attribute_reader: ArcSwap<AttributeReader>,
     /// What each client may use.
     pub limits: Arc<Limits>,
+    /// The latency objectives of requests.
+    pub(crate) objectives: Objectives,
     /// The memory that the requests of all clients hold.
     pub memory: Arc<Memory>,
     /// Spans for a collector.
@@ -53,12 +56,15 @@ impl Proxy {
     /// A proxy that serves no request yet.
     pub fn new(fleet: Arc<Fleet>, settings: Settings, auth: Auth, tls: Tls) -> Self {
         let salts = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
-        let objectives = Arc::clone(&fleet.discovery.objectives);
-        let reader = AttributeReader::new(&settings.attributes, salts).with_objectives(objectives);
+        let named = Arc::clone(&fleet.discovery.objectives);
+        let reader = AttributeReader::new(&settings.attributes, salts).with_objectives(named);
         let limits = Arc::new(Limits::default());
         limits.configure(&settings.limits, &reader);
+        let objectives = Objectives::default();
+        objectives.configure(&settings.objectives, &settings.attributes.priorities, &reader);
         Self {
             fleet,
+            objectives,
             auth: ArcSwap::from_pointee(auth),
             tls: ArcSwap::from_pointee(tls),
             attribute_reader: ArcSwap::from_pointee(reader),
@@ -81,6 +87,7 @@ impl Proxy {
         let key = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(|| SaltKey::of(cluster));
         let reader = self.attribute_reader.load().with_tenant_key(&key);
         self.limits.configure(&settings.limits, &reader);
+        self.objectives.configure(&settings.objectives, &settings.attributes.priorities, &reader);
         self.attribute_reader.store(Arc::new(reader));
     }
 
@@ -100,6 +107,7 @@ impl Proxy {
         let salts = SaltKey::read(&settings.auth).ok().flatten();
         let reader = self.attribute_reader.load().reset(&settings.attributes, salts);
         self.limits.configure(&settings.limits, &reader);
+        self.objectives.configure(&settings.objectives, &settings.attributes.priorities, &reader);
         self.attribute_reader.store(Arc::new(reader));
         self.memory.set_most(settings.server.body_memory);
         self.settings.store(Arc::new(settings));

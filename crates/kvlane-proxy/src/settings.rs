@@ -7,6 +7,7 @@ use crate::auth::config::Security;
 use crate::config::Server;
 use crate::faults::{Continuation, Hedge, Retry, Timeouts};
 use crate::limits::config::LimitSpec;
+use crate::objectives::ObjectiveSpec;
 use crate::traces::config::Tracing;
 
 /// The sections of the configuration that the proxy reads.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub auth: Security,
     /// `limits`.
     pub limits: Vec<LimitSpec>,
+    /// `objectives`.
+    pub objectives: Vec<ObjectiveSpec>,
     /// `tracing`.
     pub tracing: Tracing,
     /// `health.interval`: how soon a worker that is down may be up again.

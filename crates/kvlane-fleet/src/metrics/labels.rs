@@ -93,6 +93,15 @@ pub struct PredictionLabels {
     pub error: &'static str,
 }
 
+/// Requests with latency objectives.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct SloLabels {
+    /// The pool's model.
+    pub model: String,
+    /// `met`, `missed` or `refused`.
+    pub outcome: &'static str,
+}
+
 /// The endpoints of a pool that decode split requests.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct DecodeLabels {

@@ -12,6 +12,7 @@ mod limits;
 mod panics;
 mod recorder;
 mod reuse;
+mod slo;
 mod spans;
 mod stages;
 pub mod table;
@@ -41,6 +42,7 @@ pub use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
 pub use self::recorder::RecorderMetrics;
 pub use self::reuse::EngineReuse;
+pub use self::slo::SloMetrics;
 pub use self::spans::SpanMetrics;
 use self::stages::PoolStages;
 use self::table::{Discovery, Gateway, Knowledge, Replicas, Requests, Tokens, Workers};
@@ -85,6 +87,7 @@ pub struct PoolMetrics {
     pub tokenize: Histogram,
     pub retries: Counter,
     pub shed: Shed,
+    pub slo: SloMetrics,
     pub stages: PoolStages,
     selections: Family<SelectionLabels, Counter>,
     cache_accuracy: CacheAccuracyMetrics,
@@ -188,6 +191,7 @@ impl Metrics {
             tokenize: self.tokens.tokenize.get_or_create(&label).clone(),
             retries: self.requests.retries.get_or_create(&label).clone(),
             shed: self.faults.shed(&label),
+            slo: SloMetrics::new(&self.requests, model),
             stages: PoolStages::new(&self.requests, model),
             selections: self.workers.worker_selection.clone(),
             cache_accuracy: self.cache_accuracy.clone(),

@@ -36,6 +36,7 @@ pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
 pub use kvlane_proxy::ext_proc::config::EndpointPicker;
 pub use kvlane_proxy::faults::{Continuation, Hedge, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
+pub use kvlane_proxy::objectives::ObjectiveSpec;
 use kvlane_proxy::paths::OwnPath;
 use kvlane_proxy::salt::SaltKey;
 pub use kvlane_proxy::traces::config::Tracing;
@@ -96,6 +97,10 @@ section! {
         /// Limits of each client, as in `{key: '*', model: '*', requests_per_minute: 600, concurrent_requests: 50}`.
         /// Entries for different models all apply.
         pub limits: Vec<LimitSpec> = Vec::new(), in 0..=10_000;
+        /// Latency objectives of requests (docs/operations.md), as in
+        /// `{model: llama-70b, priority: interactive, ttft: 500ms, tpot: 50ms, if_missed: refuse}`. The first entry that
+        /// matches a request counts; a header of the request replaces the target that it names.
+        pub objectives: Vec<ObjectiveSpec> = Vec::new(), in 0..=1000;
         /// Certificates, all files PEM. A reload reads them again, and a change of a file triggers a reload.
         pub tls: TlsConfig = TlsConfig::default();
         /// Traces of requests (OpenTelemetry). They contain no prompts, answers, keys or sessions.
@@ -138,6 +143,7 @@ impl Config {
         self.recorder.validate()?;
         self.validate_security()?;
         kvlane_proxy::limits::config::validate(&self.limits)?;
+        kvlane_proxy::objectives::validate(&self.objectives, &self.hints.priorities)?;
         kvlane_fleet::catalogue::validate(&self.models)?;
         kvlane_fleet::catalogue::validate_providers(&self.models, &self.workers)?;
         self.tracing.validate()
@@ -249,6 +255,7 @@ impl Config {
             attributes: self.hints.clone(),
             auth: self.auth.clone(),
             limits: self.limits.clone(),
+            objectives: self.objectives.clone(),
             tracing: self.tracing.clone(),
             probe_interval: self.health.interval,
         }

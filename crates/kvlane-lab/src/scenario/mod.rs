@@ -178,6 +178,9 @@ pub struct Arm {
     pub eviction: Option<Eviction>,
     /// Whether new conversations are queued while active ones fill the fleet's caches.
     pub session_admission: bool,
+    /// Requests in flight at one engine beyond which further ones are queued; 0 for no limit.
+    #[serde(skip_serializing_if = "is_unlimited")]
+    pub max_requests_per_endpoint: u32,
     /// Then: maximum requests in the router's queue.
     pub queue_len_max: u32,
     /// And their timeout, in seconds.
@@ -246,6 +249,11 @@ fn is_usual(hints: &Hints) -> bool {
     *hints == Hints::default()
 }
 
+/// Whether a number of requests is no limit.
+fn is_unlimited(requests: &u32) -> bool {
+    *requests == 0
+}
+
 // === impl Arm ===
 
 impl Arm {
@@ -281,6 +289,7 @@ impl Arm {
             fetch_tokens_min: None,
             eviction: None,
             session_admission: false,
+            max_requests_per_endpoint: 0,
             queue_len_max: 10_000,
             queue_timeout_s: 86_400.0,
             hints: Hints::default(),
@@ -374,6 +383,7 @@ struct ArmMap {
     fetch_tokens_min: Option<u32>,
     eviction: Option<Eviction>,
     session_admission: Option<bool>,
+    max_requests_per_endpoint: Option<u32>,
     queue_len_max: Option<u32>,
     queue_timeout_s: Option<f64>,
     hints: Option<Hints>,
@@ -449,6 +459,7 @@ impl<'de> Deserialize<'de> for Arm {
                     fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
                     eviction: map.eviction.or(plain.eviction),
                     session_admission: map.session_admission.unwrap_or(plain.session_admission),
+                    max_requests_per_endpoint: map.max_requests_per_endpoint.unwrap_or_default(),
                     queue_len_max: map.queue_len_max.unwrap_or(plain.queue_len_max),
                     queue_timeout_s: map.queue_timeout_s.unwrap_or(plain.queue_timeout_s),
                     hints: map.hints.unwrap_or(plain.hints),

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::request::Slo;
 use kvlane_core::suggest::suggest;
 use kvlane_sim::{Hints, OutputClaim};
 use kvlane_trace::generate::Workload;
@@ -80,7 +81,13 @@ impl Plain {
     pub const POLICIES: [&str; 4] = ["round_robin", "cache_aware", "lmetric", "fleet_cost"];
     /// Sets of hints, each with those of the sets that it needs.
     pub const HINTS: [(&str, Hints); 6] = {
-        let none = Hints { conversation: false, output: OutputClaim::None, end: false, last: false };
+        let none = Hints {
+            conversation: false,
+            output: OutputClaim::None,
+            end: false,
+            last: false,
+            slo: Slo::NONE,
+        };
         let conversation = Hints { conversation: true, ..none };
         [
             ("none", none),
@@ -88,7 +95,7 @@ impl Plain {
             ("conversation", conversation),
             ("return", Hints { end: true, ..conversation }),
             ("last", Hints { last: true, ..conversation }),
-            ("all", Hints { conversation: true, output: OutputClaim::Exact, end: true, last: true }),
+            ("all", Hints { output: OutputClaim::Exact, end: true, last: true, ..conversation }),
         ]
     };
     /// The number of engines unless another is given.

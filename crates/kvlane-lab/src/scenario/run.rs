@@ -276,6 +276,7 @@ impl Setting {
                 queue_size: arm.queue_len_max,
                 queue_timeout: secs(arm.queue_timeout_s),
                 session_admission: arm.session_admission,
+                max_requests_per_endpoint: arm.max_requests_per_endpoint,
                 prefill_policy: arm.prefill_policy.clone(),
                 split_tokens_min: arm.split_tokens_min,
                 seed: seed.into(),

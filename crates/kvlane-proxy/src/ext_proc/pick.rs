@@ -117,7 +117,7 @@ impl Picker {
         }
         let excluded = self.excluded(&routed, parts, subset)?;
         let lease = proxy.place(&routed, 0, &excluded).await;
-        let mut lease = lease.map_err(|refused| rejected(proxy, &routed.served, refused))?;
+        let mut lease = lease.map_err(|refused| rejected(proxy, &routed, refused))?;
         let Some(first) = self.names.address(&lease.endpoint).await else {
             return Err(no_endpoint(proxy, routed.served.name().into()));
         };

@@ -1,6 +1,6 @@
 //! Hints: what the router is told about requests beside their prompts, taken from the trace.
 
-use kvlane_core::request::{AnswerEnd, Claims, SessionKey};
+use kvlane_core::request::{AnswerEnd, Claims, SessionKey, Slo};
 use kvlane_core::rng::Rng;
 use kvlane_trace::trace::TraceRequest;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,13 @@ pub struct Hints {
     pub end: bool,
     /// Which request is the last of its conversation, as its client says.
     pub last: bool,
+    /// The latency objectives of each request.
+    #[serde(skip_serializing_if = "is_none")]
+    pub slo: Slo,
+}
+
+fn is_none(slo: &Slo) -> bool {
+    *slo == Slo::NONE
 }
 
 /// A claimed answer length.
@@ -43,7 +50,7 @@ const WRONG_FACTOR: u32 = 1000;
 
 impl Default for Hints {
     fn default() -> Self {
-        Self { conversation: true, output: OutputClaim::None, end: false, last: false }
+        Self { conversation: true, output: OutputClaim::None, end: false, last: false, slo: Slo::NONE }
     }
 }
 

@@ -351,6 +351,7 @@ impl Play<'_, '_> {
             attempt: flight.attempt,
             session,
             claims,
+            slo: self.world.config.hints.slo,
             leg,
             adapter: adapter.map(adapter_key),
             ..SchedulingRequest::new(id, input_tokens)

@@ -10,7 +10,7 @@ use super::row::rows;
 use crate::metrics::histogram::Histogram;
 use crate::metrics::labels::{
     ContinuedLabel, HedgeLabel, HistogramFamily, MirrorLabels, ModelLabel, PredictionLabels, RequestLabels,
-    ShedLabel, StageLabels, TargetLabels,
+    ShedLabel, SloLabels, StageLabels, TargetLabels,
 };
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -125,6 +125,14 @@ rows! {
         help: "First tokens, by the error of their predicted time, in percent of the measured time",
         meaning: "First tokens of streams, by how far the time predicted at placement was off, as a range of percent of the measured time: `0-15%`, `15-35%`, `35-100%`, `100%+`",
         worry: "less than half are `0-15%` under steady load: latency objectives and admission by predicted time are unreliable",
+    },
+
+    pub(crate) slo_requests: Family<SloLabels, Counter> {
+        seconds: false,
+        labels: &["model", "outcome"],
+        help: "Requests with latency objectives, by outcome",
+        meaning: "Requests with [latency objectives](operations.md#latency-objectives): streams that `met` or `missed` them, and requests that were `refused`, for whatever reason",
+        worry: "the share of `met` falls: add endpoints, or see by `kvlane_ttft_predictions_total` whether predictions are off",
     },
 
     pub waiting_for_endpoints: Family<ModelLabel, Gauge> {
