@@ -133,7 +133,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                 "at_s": receipt.at.as_secs_f64(), "request": receipt.request.0, "attempt": receipt.attempt,
                 "prompt_tokens": receipt.prompt_tokens,
                 "session": receipt.session.map(|key| short(key.0)), "tenant": receipt.tenant.map(|key| short(key.0)),
-                "priority": receipt.priority, "claims": receipt.claims, "expected_output_tokens": receipt.output_tokens, "worker": name(receipt.placement.endpoint),
+                "priority": receipt.priority, "claims": receipt.claims, "slo": receipt.slo, "expected_output_tokens": receipt.output_tokens, "worker": name(receipt.placement.endpoint),
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
                 "reason_text": receipt.placement.reason.text(),
                 "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),

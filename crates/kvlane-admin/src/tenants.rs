@@ -125,7 +125,7 @@ mod tests {
     use kvlane_core::decision::Placement;
     use kvlane_core::endpoint::EndpointId;
     use kvlane_core::policy::Reason;
-    use kvlane_core::request::{Claims, RequestId};
+    use kvlane_core::request::{Claims, RequestId, Slo};
 
     use super::*;
 
@@ -140,6 +140,7 @@ mod tests {
             tenant: tenant.map(TenantKey),
             priority: 0,
             claims: Claims::default(),
+            slo: Slo::default(),
             output_tokens: 10,
             placement: Placement {
                 endpoint: EndpointId::new(0, 0),

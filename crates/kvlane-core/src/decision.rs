@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache_accuracy::{Feed, Knowledge, Prediction};
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, PairCost, Reason, SplitTerms};
-use crate::request::{Claims, RequestId, SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{Claims, RequestId, SchedulingRequest, SessionKey, Slo, TenantKey};
 use crate::time::Nanos;
 
 /// The endpoint chosen for a request, and the one that computes its prompt if that is another.
@@ -96,6 +96,8 @@ pub struct Receipt {
     pub priority: i8,
     /// What its client claims about it.
     pub claims: Claims,
+    /// Its latency objectives.
+    pub slo: Slo,
     /// Forecast output tokens.
     pub output_tokens: u32,
     /// The decision.
@@ -229,6 +231,7 @@ impl Receipts {
             tenant: request.tenant,
             priority: request.priority,
             claims: request.claims,
+            slo: request.slo,
             output_tokens,
             placement,
             rows,

@@ -1,5 +1,6 @@
 //! Scheduling requests: the properties of a request that may influence its placement.
 
+use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::{Arc, LazyLock};
 
@@ -199,6 +200,14 @@ impl Slo {
 
     fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl fmt::Display for Slo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ttft = self.ttft_ms.map(|most| format!("first token within {most} ms"));
+        let tpot = self.tpot_ms.map(|most| format!("{most} ms per token after it"));
+        f.write_str(&ttft.into_iter().chain(tpot).collect::<Vec<_>>().join(", "))
     }
 }
 

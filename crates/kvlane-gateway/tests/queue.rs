@@ -236,7 +236,10 @@ async fn a_request_that_should_miss_a_configured_target_is_told_which_and_when_t
     for (fields, targets) in [
         ("x-priority: interactive\r\n", "(first token within 1 ms)"),
         ("x-priority: bulk\r\n", "(first token within 1 ms)"),
-        ("x-priority: interactive\r\nx-slo-ttft-ms: 2\r\nx-slo-tpot-ms: 3\r\n", "within 2 ms, 3 ms per token"),
+        (
+            "x-priority: interactive\r\nx-slo-ttft-ms: 2\r\nx-slo-tpot-ms: 3\r\n",
+            "within 2 ms, 3 ms per token",
+        ),
     ] {
         let mut client = gateway.client().await;
         client.request_with("POST", "/v1/chat/completions", fields, &prompt).await;

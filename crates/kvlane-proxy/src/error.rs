@@ -173,8 +173,7 @@ pub enum ApiError {
     },
     /// It should miss its latency objectives everywhere.
     #[error(
-        "no endpoint can meet the latency objectives of this request ({}): try again later, or with larger ones",
-        targets_text(*targets)
+        "no endpoint can meet the latency objectives of this request ({targets}): try again later, or with larger ones"
     )]
     Late {
         /// What was asked for.
@@ -270,14 +269,10 @@ fn rejection_text(why: Rejection) -> &'static str {
         Rejection::QueueFull => "too many requests are waiting for this model: try again later",
         Rejection::QueueTimeout => "the request waited too long in the queue: try again later",
         Rejection::BudgetSpent => "the retry budget is spent: try again later",
-        Rejection::SloMissed => "no endpoint can meet the latency objectives of this request: try again later",
+        Rejection::SloMissed => {
+            "no endpoint can meet the latency objectives of this request: try again later"
+        }
     }
-}
-
-fn targets_text(Slo { ttft_ms, tpot_ms, .. }: Slo) -> String {
-    let ttft = ttft_ms.map(|most| format!("first token within {most} ms"));
-    let tpot = tpot_ms.map(|most| format!("{most} ms per token after it"));
-    ttft.into_iter().chain(tpot).collect::<Vec<_>>().join(", ")
 }
 
 /// The code of each error, and the list of all codes.

@@ -90,10 +90,7 @@ impl PriorityName {
 ///
 /// # Errors
 /// The first entry that is wrong.
-pub fn validate(
-    objectives: &[ObjectiveSpec],
-    priorities: &BTreeMap<String, i8>,
-) -> Result<(), ConfigError> {
+pub fn validate(objectives: &[ObjectiveSpec], priorities: &BTreeMap<String, i8>) -> Result<(), ConfigError> {
     for (n, spec) in objectives.iter().enumerate() {
         let field = format!("objectives[{n}]");
         if spec.key.is_empty() || spec.model.is_empty() {
@@ -111,8 +108,9 @@ pub fn validate(
             _ => {}
         }
         if let Some(first) = objectives[..n].iter().position(|first| first.covers(spec, priorities)) {
-            let problem =
-                format!("it is never used, as objectives[{first}] matches all its requests: move it before that");
+            let problem = format!(
+                "it is never used, as objectives[{first}] matches all its requests: move it before that"
+            );
             return wrong(&field, problem);
         }
     }
@@ -197,7 +195,8 @@ mod tests {
         assert_eq!(validate(&specs, &hints.priorities), Ok(()));
         let objectives = Objectives::default();
         objectives.configure(&specs, &hints.priorities, &reader);
-        let of = |tenant, model, priority| objectives.of(tenant, [None, Some(model)], priority, Slo::default());
+        let of =
+            |tenant, model, priority| objectives.of(tenant, [None, Some(model)], priority, Slo::default());
         assert_eq!(of(ann, "m", 50).ttft_ms, Some(100));
         assert_eq!(of(None, "m", 50).ttft_ms, Some(200));
         assert_eq!(of(ann, "other", 50).ttft_ms, Some(400));

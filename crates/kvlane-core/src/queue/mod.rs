@@ -512,9 +512,8 @@ mod tests {
         for (id, due) in [(0, None), (1, Some(Nanos(30))), (2, Some(Nanos(20))), (3, None)] {
             assert!(queue.push(targeted(id, 1, due), Lane::Active).is_none());
         }
-        let order = |queue: &Queue| {
-            queue.in_order(true).map(|(_, waiting)| waiting.request.id.0).collect::<Vec<_>>()
-        };
+        let order =
+            |queue: &Queue| queue.in_order(true).map(|(_, waiting)| waiting.request.id.0).collect::<Vec<_>>();
         assert_eq!(order(&queue), [2, 1, 0, 3], "by target, then by arrival");
         let missed = queue.first_missed(Nanos(20)).map(|(place, request)| (place, request.id.0));
         assert_eq!(missed, Some((2, 2)));
@@ -547,8 +546,14 @@ mod tests {
             patience: u64,
             target: Option<u64>,
         },
-        Pop { may_admit: bool, tokens: i64 },
-        Correct { popped: usize, tokens: i64 },
+        Pop {
+            may_admit: bool,
+            tokens: i64,
+        },
+        Correct {
+            popped: usize,
+            tokens: i64,
+        },
         Cancel(u64),
         Wait(u64),
     }

@@ -12,7 +12,9 @@ use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
-use crate::request::{AdapterKey, Claims, IfMissed, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey};
+use crate::request::{
+    AdapterKey, Claims, IfMissed, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey,
+};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};

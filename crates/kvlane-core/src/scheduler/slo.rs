@@ -165,9 +165,13 @@ mod tests {
         let mut world = World::new(queued(), 1);
         let ttft_ms = |ms| Slo { ttft_ms: Some(ms), ..Slo::default() };
         assert_eq!(slot(&arrive(&mut world, 0, 100, Slo::default(), 0)), Some(0));
-        for (id, slo) in
-            [(1, Slo::default()), (2, ttft_ms(9000)), (3, ttft_ms(5000)), (4, ttft_ms(7000)), (5, Slo::default())]
-        {
+        for (id, slo) in [
+            (1, Slo::default()),
+            (2, ttft_ms(9000)),
+            (3, ttft_ms(5000)),
+            (4, ttft_ms(7000)),
+            (5, Slo::default()),
+        ] {
             assert_eq!(arrive(&mut world, id, 100, slo, 0), []);
         }
         let mut order = Vec::new();

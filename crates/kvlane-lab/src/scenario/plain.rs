@@ -81,13 +81,8 @@ impl Plain {
     pub const POLICIES: [&str; 4] = ["round_robin", "cache_aware", "lmetric", "fleet_cost"];
     /// Sets of hints, each with those of the sets that it needs.
     pub const HINTS: [(&str, Hints); 6] = {
-        let none = Hints {
-            conversation: false,
-            output: OutputClaim::None,
-            end: false,
-            last: false,
-            slo: Slo::NONE,
-        };
+        let none =
+            Hints { conversation: false, output: OutputClaim::None, end: false, last: false, slo: Slo::NONE };
         let conversation = Hints { conversation: true, ..none };
         [
             ("none", none),

@@ -281,7 +281,7 @@ impl Router {
             priority,
             output_tokens_max,
             whole_answer: !streamed,
-            slo: Slo { ttft_ms: slo_ttft_ms, tpot_ms: slo_tpot_ms },
+            slo: Slo { ttft_ms: slo_ttft_ms, tpot_ms: slo_tpot_ms, ..Slo::default() },
             ..SchedulingRequest::new(RequestId(id), prompt_tokens)
         };
         let mut excluded = excluded.peekable();

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use kvlane_core::decision::{Receipt, ReceiptPair, ReceiptRow};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::policy::Reason;
+use kvlane_core::request::Slo;
 use serde_json::{Value, json};
 
 /// A decision.
@@ -141,10 +142,11 @@ impl Decision {
 
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
-        let Receipt { request, attempt, prompt_tokens, output_tokens, .. } = &self.receipt;
+        let Receipt { request, attempt, prompt_tokens, output_tokens, slo, .. } = &self.receipt;
+        let targets = if *slo == Slo::NONE { String::new() } else { format!(", {slo}") };
         _ = writeln!(
             out,
-            "request {}{}: {prompt_tokens} prompt tokens, {output_tokens} output tokens predicted",
+            "request {}{}: {prompt_tokens} prompt tokens, {output_tokens} output tokens predicted{targets}",
             request.0,
             if *attempt > 0 { format!(", after {attempt} failed attempts") } else { String::new() }
         );
