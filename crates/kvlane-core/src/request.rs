@@ -217,7 +217,7 @@ crate::setting!(Text: IfMissed);
 
 impl IfMissed {
     /// Whether a request of this priority is refused.
-    pub fn refuses(self, priority: i8) -> bool {
+    fn refuses(self, priority: i8) -> bool {
         match self {
             Self::ByPriority => priority < 0,
             Self::BestEffort => false,
@@ -253,6 +253,11 @@ impl SchedulingRequest {
             name: None,
             claims: Claims::default(),
         }
+    }
+
+    /// Whether it is refused if it should miss its objectives on every endpoint. What has been placed once is not.
+    pub(crate) fn is_refused_if_late(&self) -> bool {
+        self.attempt == 0 && self.slo.if_missed.refuses(self.priority)
     }
 }
 

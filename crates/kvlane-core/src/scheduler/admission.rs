@@ -286,7 +286,7 @@ impl Scheduler {
         }
         while let Some((place, request)) = self.queue.first_missed(now) {
             self.queue_blocked = false;
-            if !request.slo.if_missed.refuses(request.priority) {
+            if !request.is_refused_if_late() {
                 self.queue.miss(place);
                 continue;
             }

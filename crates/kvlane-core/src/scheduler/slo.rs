@@ -6,7 +6,7 @@
 //!
 //! Where every endpoint should miss them, a request is refused, or placed as if it had none, as [`IfMissed`] says: by
 //! default one of negative priority is refused, as llm-d does. A queued one that should miss its target when its turn
-//! comes lets those behind it go first.
+//! comes lets those behind it go first. A retry is not refused: its client has been told to wait.
 //!
 //! [`IfMissed`]: crate::request::IfMissed
 
@@ -55,7 +55,7 @@ impl Scheduler {
             self.rows.retain(|row| meets(row, request, left_s));
             return SloFit::Met;
         }
-        if !request.slo.if_missed.refuses(request.priority) {
+        if !request.is_refused_if_late() {
             return SloFit::BestEffort;
         }
         let soonest_s = self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
@@ -125,7 +125,7 @@ mod tests {
         assert!(slot(&arrive(&mut world, 6, 100, slow_steps, 0)).is_some(), "late everywhere, and placed");
     }
 
-    /// Invariant: A request that should miss its objectives everywhere is refused where `if_missed` says so, and without it only if its priority is negative; any other is placed.
+    /// Invariant: A request that should miss its objectives everywhere is refused where `if_missed` says so, and without it only if its priority is negative; any other, and a retry, is placed.
     #[test]
     fn a_request_that_should_be_late_is_refused_as_its_objectives_say() {
         for (if_missed, priority, refuses) in [
@@ -141,6 +141,14 @@ mod tests {
             let why = refused(&out).map(|(_, refused)| refused.why);
             assert_eq!(why, refuses.then_some(Rejection::SloMissed), "{if_missed:?} {priority}");
             assert_eq!(slot(&out), (!refuses).then_some(0));
+            let again = SchedulingRequest {
+                attempt: 1,
+                slo,
+                priority,
+                ..SchedulingRequest::new(RequestId(9), 100)
+            };
+            let again = Input::Arrived { request: again, overlap: Vec::new(), block_tokens: 16 };
+            assert_eq!(slot(&world.step(again)), Some(0), "a retry");
             assert_eq!(slot(&arrive(&mut world, 2, 100, Slo::default(), -1)), Some(0));
             world.step(Input::Finished { request: RequestId(0) });
             assert_eq!(slot(&arrive(&mut world, 3, 100, slo, priority)), Some(0), "there is room again");
