@@ -18,15 +18,12 @@ use http::{HeaderMap, HeaderValue};
 use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_core::request::{Claims, SchedulingRequest, SessionKey, Slo, TenantKey};
 use kvlane_core::section;
-use kvlane_fleet::snapshot::Served;
 use kvlane_wire::openai::{AgentHints, ParsedRequest, SESSION_BYTES_MAX};
 use siphasher::sip::SipHasher13;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::alias::Alias;
 use crate::auth::{Identity, PRIORITY_MAX, is_credential};
 use crate::engine_priority::EnginePriority;
-use crate::objectives::Objectives;
 use crate::salt::SaltKey;
 
 /// Longer tenant names are ignored. API keys have some hundred bytes, signed tokens a few thousand.
@@ -345,18 +342,13 @@ impl Attributes {
         self.slo
     }
 
-    /// The same attributes, with the objectives that the configuration has for a request to this model.
-    pub(crate) fn with_objectives(
-        self,
-        objectives: &Objectives,
-        served: &Served,
-        alias: Option<&Alias>,
-    ) -> Self {
-        let (model, adapter) = match alias {
-            Some(alias) => (&*alias.asked, None),
-            None => (&*served.pool.model, served.adapter.as_deref()),
-        };
-        let slo = objectives.of(self.tenant, [Some(model), adapter], self.priority, self.slo);
+    /// Its queue priority.
+    pub(crate) fn priority(&self) -> i8 {
+        self.priority
+    }
+
+    /// The same attributes with other objectives.
+    pub(crate) fn with_slo(self, slo: Slo) -> Self {
         Self { slo, ..self }
     }
 

@@ -10,9 +10,11 @@ use arc_swap::ArcSwap;
 use kvlane_core::config::{ConfigError, TIME, within, wrong};
 use kvlane_core::request::{IfMissed, Slo, TenantKey};
 use kvlane_core::{section, setting};
+use kvlane_fleet::snapshot::Served;
 use serde::{Deserialize, Serialize};
 
-use crate::attributes::AttributeReader;
+use crate::alias::Alias;
+use crate::attributes::{AttributeReader, Attributes};
 use crate::auth::PRIORITY_MAX;
 use crate::limits::config::ANY;
 
@@ -139,14 +141,18 @@ impl Objectives {
         self.0.store(specs.iter().map(entry).collect::<Vec<_>>().into());
     }
 
+    /// Adds the objectives of a request to this model to its attributes.
+    pub(crate) fn apply(&self, attributes: Attributes, served: &Served, alias: Option<&Alias>) -> Attributes {
+        let models = match alias {
+            Some(alias) => [Some(&*alias.asked), None],
+            None => [Some(&*served.pool.model), served.adapter.as_deref()],
+        };
+        let slo = self.of(attributes.tenant(), models, attributes.priority(), attributes.slo());
+        attributes.with_slo(slo)
+    }
+
     /// The objectives of a request that asks for one of these names of a model, and whose headers say `said`.
-    pub(crate) fn of(
-        &self,
-        tenant: Option<TenantKey>,
-        models: [Option<&str>; 2],
-        priority: i8,
-        said: Slo,
-    ) -> Slo {
+    fn of(&self, tenant: Option<TenantKey>, models: [Option<&str>; 2], priority: i8, said: Slo) -> Slo {
         let entries = self.0.load();
         let matches = |entry: &&Entry| {
             entry.tenants.is_none_or(|named| tenant.is_some_and(|tenant| named.contains(&tenant)))

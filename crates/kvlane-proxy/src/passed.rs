@@ -83,7 +83,7 @@ pub(super) fn route(
     }
     account.timeline.enter(Stage::Place);
     let charge = admit(proxy, (&served, alias.as_deref()), attributes, prompt_tokens, account)?;
-    let attributes = attributes.with_objectives(&proxy.objectives, &served, alias.as_deref());
+    let attributes = proxy.objectives.apply(attributes, &served, alias.as_deref());
     let routed = Routed {
         may_split: false,
         served,

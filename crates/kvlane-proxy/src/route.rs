@@ -162,7 +162,7 @@ pub(super) async fn route(
         // Most bodies have nothing that needs a second reading.
         !api.is_grpc() && splits(connector, api) && (!telling || may_split(connector, api, body).is_ok())
     });
-    let attributes = attributes.with_objectives(&proxy.objectives, &served, alias.as_deref());
+    let attributes = proxy.objectives.apply(attributes, &served, alias.as_deref());
     let routed = Routed {
         served,
         chain,

@@ -602,8 +602,7 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant: Queued tenants get equal service, to within the two largest requests.
-        /// Invariant: Of a tenant's queued requests of one priority and lane, the one with the earliest deadline is dequeued first: its target for the first token while that has not passed, else its timeout.
+        /// Invariant: Queued tenants get equal service, to within the two largest requests; of a tenant's requests of one priority and lane, the one with the earliest deadline is dequeued first: its target for the first token while that has not passed, else its timeout.
         ///
         /// No request is lost or duplicated, the dequeued request is the one whose turn it is, and no tenant that stays
         /// queued is served more than two largest requests, plus corrections, beyond another.
