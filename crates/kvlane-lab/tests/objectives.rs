@@ -32,7 +32,7 @@ fn under_overload_more_requests_meet_targets_that_are_known() {
         rows.iter().map(|row| (row.arm.as_str(), row.simulated[figure])).collect()
     };
     let (within, shed) = (share("slo_share"), share("shed_share"));
-    assert!(within["refuse"] > within["none"] + 0.4, "0.61 and 0.06: {within:?}");
-    assert!(within["queue, best effort"] > within["queue, none"] + 0.4, "0.51 and 0.04: {within:?}");
+    assert!(within["refuse"] > within["none"] + 0.4, "0.64 and 0.06: {within:?}");
+    assert!(within["queue, best effort"] > within["queue, none"] + 0.4, "0.50 and 0.04: {within:?}");
     assert_eq!(shed["queue, best effort"], 0.0, "best effort is answered late");
 }
