@@ -277,8 +277,9 @@ impl Scheduler {
         self.config.max_concurrent_requests > 0 && taken >= self.config.max_concurrent_requests as usize
     }
 
-    /// Rejects expired requests and, where they want that, those whose targets have passed; then dequeues those for which there is room. A dequeued request holds its slot; its
-    /// endpoint is chosen after its prefix has been looked up again.
+    /// Rejects expired requests, and those whose targets have passed if that is what they want; then dequeues those for
+    /// which there is room. A dequeued request holds its slot; its endpoint is chosen after its prefix has been looked
+    /// up again.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
             self.queue_blocked = false;
