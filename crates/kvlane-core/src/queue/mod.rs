@@ -642,10 +642,8 @@ mod tests {
                         let account = Account::of(&out.request, lane);
                         prop_assert_eq!(Some(account.band()), best);
                         let own = model.iter().filter(|(_, (other, ..))| *other == account);
-                        let goes_by = |&(&id, &(_, deadline, _, due)): &(&u64, &(Account, Nanos, Option<u64>, Option<Nanos>))| {
-                            (deadline.min(due.unwrap_or(deadline)), id)
-                        };
-                        let first = own.min_by_key(goes_by).map(|(&id, _)| id);
+                        let goes_by = own.map(|(&id, &(_, deadline, _, due))| (deadline.min(due.unwrap_or(deadline)), id));
+                        let first = goes_by.min().map(|(_, id)| id);
                         prop_assert_eq!(first, Some(out.request.id.0), "the earliest deadline of a tenant");
                         let (.., session, _) = model.remove(&out.request.id.0).expect("it was queued");
                         if let Some(session) = session.filter(|_| lane == Lane::New) {

@@ -141,12 +141,8 @@ mod tests {
             let why = refused(&out).map(|(_, refused)| refused.why);
             assert_eq!(why, refuses.then_some(Rejection::SloMissed), "{if_missed:?} {priority}");
             assert_eq!(slot(&out), (!refuses).then_some(0));
-            let again = SchedulingRequest {
-                attempt: 1,
-                slo,
-                priority,
-                ..SchedulingRequest::new(RequestId(9), 100)
-            };
+            let again =
+                SchedulingRequest { attempt: 1, slo, priority, ..SchedulingRequest::new(RequestId(9), 100) };
             let again = Input::Arrived { request: again, overlap: Vec::new(), block_tokens: 16 };
             assert_eq!(slot(&world.step(again)), Some(0), "a retry");
             assert_eq!(slot(&arrive(&mut world, 2, 100, Slo::default(), -1)), Some(0));
