@@ -13,6 +13,7 @@ pub mod breaker;
 pub mod budget;
 pub mod busy;
 pub mod cache_accuracy;
+mod candidate;
 mod columns;
 pub mod config;
 mod cost_unit;

@@ -5,8 +5,6 @@
 //! other projects are in `published/`. A published parameter set of a policy is a constant in the policy's file and one
 //! line below.
 
-mod candidate;
-
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -14,8 +12,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use self::candidate::Candidate;
 use crate::adapters::AdapterView;
+pub use crate::candidate::Candidate;
 use crate::columns::Fleet;
 use crate::config::{ConfigError, Kind, Setting, below, within};
 pub use crate::cost_unit::CostUnit;

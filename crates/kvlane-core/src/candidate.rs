@@ -89,7 +89,7 @@ impl Candidate {
     }
 
     /// KV cache usage that the engine reports, 0 to 1; 0 if it reports none or an invalid value.
-    pub(super) fn kv_usage(&self) -> f64 {
+    pub(crate) fn kv_usage(&self) -> f64 {
         let ratio = self.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.kv_usage_ratio));
         if ratio >= 0.0 { ratio.min(1.0) } else { 0.0 }
     }
