@@ -60,8 +60,8 @@ impl Candidate {
         tokens * cached + tokens * (tokens + 1) / 2
     }
 
-    /// Seconds of prefill that are left of the prompts that wait here. The first of them is taken to be as long as their mean, and its part that is
-    /// done by now counts, up to [`COMPUTED_MAX`] of it.
+    /// Seconds of prefill that are left of the prompts that wait here. The first of them is taken to be as long as their
+    /// mean; what is done of it is subtracted, up to [`COMPUTED_MAX`] of it.
     pub fn queued_s(&self) -> f64 {
         let InFlight { prefilling, prefill_tokens, prefill_pairs, .. } = self.load.in_flight;
         let all_s = self.rates.prefill_s(prefill_tokens, prefill_pairs);

@@ -1,7 +1,7 @@
 //! `fleet_cost` (alias `auto`): the lowest marginal cost of the request to the whole fleet, in seconds.
 //!
-//! The cost of an endpoint is a sum. `q` is the prefill time that is left of the prompts queued there ([`Candidate::queued_s`]), `p` the prefill time of this prompt's
-//! uncached tokens, `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
+//! The cost of an endpoint is a sum. `q` is the prefill time that is left of the prompts queued there
+//! ([`Candidate::queued_s`]), `p` the prefill time of this prompt's uncached tokens, `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
 //! tokens, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
 //!
 //! | Term | Seconds | Whose time it is |
