@@ -19,12 +19,14 @@
 //! that a block is needed again: with it evicted blocks are recomputed, which evicts further blocks, and so on, hence
 //! `R/(1-R)`. `F`, the same share with a prior for the time before enough was seen, is the probability that a prefix is
 //! reused: a prefix that was not sent before will bring that many requests to its endpoint, and each of them finds the
-//! usual work there: `a` is the seconds of work placed on the endpoint within about a minute. So a new prefix goes to
+//! usual work there: `a` is what prefixes have brought to the endpoint within about a minute, and by their number should have
+//! (`fleet_cost/future.rs`). So a new prefix goes to
 //! an endpoint with capacity for its future requests, not to one that is idle only at this moment.
 //!
-//! All workload properties are measured: rates, lengths, shares. Three weights remain, the same for all workloads,
+//! All workload properties are measured: rates, lengths, shares. Four weights remain, the same for all workloads,
 //! which compare seconds: one between output tokens counts half as much as one before the first token, one of stall
-//! three tenths, and each queued request stands for two that will queue behind this one. docs/placement.md quantifies
+//! three tenths, each queued request stands for two that will queue behind this one, and a second that a prefix should bring counts
+//! twice. docs/placement.md quantifies
 //! each term, docs/decisions/0010-fleet-cost.md lists the alternatives tried.
 //!
 //! Where a request may be split between two endpoints, each way to serve it has a price. Of a split, the endpoint that
@@ -56,10 +58,12 @@
 //! slower machines too, which improves the mean and worsens the longest waits.
 
 mod adapters;
+mod future;
 mod shortlist;
 
 use serde::{Deserialize, Serialize};
 
+use self::future::{Brings, Future, Prices};
 use super::{Candidate, CostUnit, Pairs, Pick, PickContext, Policy, Reason, SplitTerms};
 use crate::columns::{Column, Fleet};
 use crate::disaggregation::Part;
@@ -114,8 +118,6 @@ const PRIOR_SHARE: f64 = 0.5;
 const PRIOR_TOKENS: f64 = 100_000.0;
 /// Endpoints of each leg whose pairs are priced.
 const PRICED_MAX: usize = 8;
-/// Time constant of the work placed on an endpoint: less than half is left after it.
-const WORK_MEMORY_S: f64 = 60.0;
 
 /// Weight of a second in which decoding requests stall, where that can be avoided by computing the prompt elsewhere. With
 /// 1/2, no fleet divides itself, and workloads with long prompts take 15 % longer (E2E, questions about documents).
@@ -137,17 +139,16 @@ const PREFERENCE: f64 = 0.1;
 /// own.
 const STEPS_AFTER_TRANSFER: f64 = 1.5;
 
-/// The policy, with the reuse share and the work placed on each endpoint.
+/// The policy, with the reuse share and what was placed on each endpoint.
 pub struct FleetCost {
     without: Option<Term>,
     again: Again,
-    work: ByEndpoint<Work>,
+    future: Future,
     /// Seconds for which prompts placed on each endpoint keep it from decoding.
-    stalls: ByEndpoint<Work>,
+    stalls: ByEndpoint<Stalls>,
     /// For requests with an adapter.
     excess: adapters::Excess,
-    /// `work` once more, for [`Policy::shortlist`], and its prices: those of a chunk, and the least of them.
-    work_columns: shortlist::WorkColumns,
+    /// Prices of [`Policy::shortlist`]: those of a chunk, and the least of them.
     costs: Vec<(Column, f32)>,
 }
 
@@ -158,9 +159,9 @@ struct Again {
     prompt_tokens: f64,
 }
 
-/// Seconds of work placed on an endpoint, as of a time.
+/// Seconds for which prompts keep an endpoint from decoding, as of a time.
 #[derive(Clone, Copy, Debug, Default)]
-struct Work {
+struct Stalls {
     secs: f64,
     at: Nanos,
 }
@@ -187,7 +188,9 @@ struct Terms<'a> {
     may_split: bool,
     behind: f64,
     again: f64,
-    new_prefix: f64,
+    new_prefix: Option<Prices>,
+    /// What it brings to its endpoint.
+    brings: Brings,
     /// [`PickContext::peers`], for a prompt that no endpoint has seen most of.
     peers: Option<u64>,
 }
@@ -218,12 +221,12 @@ impl Again {
     }
 }
 
-// === impl Work ===
+// === impl Stalls ===
 
-impl Work {
-    /// The decayed work. A Taylor series of the exponential to second order, identical on every platform.
-    fn secs(&self, now: Nanos, memory_s: f64) -> f64 {
-        let spans = (now - self.at).as_secs_f64() / memory_s;
+impl Stalls {
+    /// The decayed seconds. A Taylor series of the exponential to second order.
+    fn secs(&self, now: Nanos) -> f64 {
+        let spans = (now - self.at).as_secs_f64() / STALL_MEMORY_S;
         self.secs / (1.0 + spans + 0.5 * spans * spans)
     }
 }
@@ -287,21 +290,21 @@ impl FleetCost {
         Self {
             without: config.without,
             again: Again::default(),
-            work: ByEndpoint::default(),
+            future: Future::default(),
             stalls: ByEndpoint::default(),
             excess: adapters::Excess::default(),
-            work_columns: shortlist::WorkColumns::default(),
             costs: Vec::new(),
         }
     }
 
-    fn work_s(&self, id: EndpointId, now: Nanos) -> f64 {
-        self.work.get(id).map_or(0.0, |work| work.secs(now, WORK_MEMORY_S))
+    /// What later requests with a new prefix will meet at an endpoint, in seconds.
+    fn met_s(&self, terms: &Terms<'_>, id: EndpointId) -> f64 {
+        terms.new_prefix.map_or(0.0, |prices| self.future.secs(id, &prices))
     }
 
     /// Seconds by which a second of decoding at an endpoint gets longer because of prompts that are computed there.
     fn interrupted(&self, id: EndpointId, now: Nanos) -> f64 {
-        let stalls_s = self.stalls.get(id).map_or(0.0, |work| work.secs(now, STALL_MEMORY_S));
+        let stalls_s = self.stalls.get(id).map_or(0.0, |stalls| stalls.secs(now));
         let share = (stalls_s / STALL_MEMORY_S).min(STALL_SHARE_MAX);
         share / (1.0 - share)
     }
@@ -328,7 +331,9 @@ impl FleetCost {
             may_split: false,
             behind: self.weight(Term::Behind) * BEHIND,
             again: self.weight(Term::Again) * share / (1.0 - share),
-            new_prefix: if is_new && cx.adapter.is_none() { self.weight(Term::NewPrefix) * uses } else { 0.0 },
+            new_prefix: (is_new && cx.adapter.is_none())
+                .then(|| self.future.prices(cx.now, self.weight(Term::NewPrefix) * uses)),
+            brings: if is_new { Brings::Prefix { tokens: cx.request.prompt_tokens } } else { Brings::Repeat },
             peers: cx.peers.filter(|_| is_new),
         }
     }
@@ -344,28 +349,22 @@ impl FleetCost {
         self.again.add(seen_tokens, terms.request.prompt_tokens);
         let Effect { prefill_s, with_s, .. } = terms.effect(row);
         let shared_s = terms.output_tokens * with_s / (f64::from(row.load.in_flight.requests) + 1.0);
-        let work = match prefill {
-            None => [Some((row.endpoint, prefill_s + shared_s)), None],
-            Some(prefill) => {
-                [Some((prefill.endpoint, terms.effect(prefill).prefill_s)), Some((row.endpoint, shared_s))]
-            }
+        let Some(prefill) = prefill else {
+            let work_s = prefill_s + shared_s;
+            self.future.add(row.endpoint, terms.now, terms.brings, work_s);
+            return [Some((row.endpoint, work_s)), None];
         };
-        work.into_iter().flatten().for_each(|(id, work_s)| self.add_work(id, terms.now, work_s));
-        work
+        let prefill_s = terms.effect(prefill).prefill_s;
+        self.future.add(prefill.endpoint, terms.now, Brings::Work, prefill_s);
+        self.future.add(row.endpoint, terms.now, terms.brings, shared_s);
+        [Some((prefill.endpoint, prefill_s)), Some((row.endpoint, shared_s))]
     }
 
     /// Adds the stall of answers at the endpoint that computes a prompt.
     fn add_stall(&mut self, terms: &Terms<'_>, computes: &Candidate) {
-        let stalls = self.stalls.get_or_insert(computes.endpoint, Work::default);
-        let secs = stalls.secs(terms.now, STALL_MEMORY_S) + terms.effect(computes).stalled_s();
-        *stalls = Work { secs, at: terms.now };
-    }
-
-    fn add_work(&mut self, id: EndpointId, now: Nanos, added_s: f64) {
-        let secs = self.work_s(id, now) + added_s;
-        let work = Work { secs, at: now };
-        *self.work.get_or_insert(id, Work::default) = work;
-        self.work_columns.set(id, work);
+        let stalls = self.stalls.get_or_insert(computes.endpoint, Stalls::default);
+        let secs = stalls.secs(terms.now) + terms.effect(computes).stalled_s();
+        *stalls = Stalls { secs, at: terms.now };
     }
 }
 
@@ -393,13 +392,13 @@ impl Terms<'_> {
     }
 
     /// The cost if one endpoint does both.
-    fn alone_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
+    fn alone_s(&self, row: &Candidate, met_s: impl Fn(EndpointId) -> f64) -> f64 {
         let effect = self.effect(row);
         let Effect { before_s, with_s, .. } = effect;
         self.first_token_s(row, &effect)
             + self.decode * with_s
             + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
-            + self.new_prefix * work_s(row.endpoint)
+            + met_s(row.endpoint)
     }
 
     /// The cost of a prompt that is decoded elsewhere. Its endpoint holds the blocks until they have arrived there.
@@ -410,13 +409,13 @@ impl Terms<'_> {
 
     /// The cost of an answer whose prompt was computed elsewhere: its blocks are a copy that evicts others, and it waits
     /// until there is room for them. The next turn, with this answer, is for this endpoint.
-    fn answer_s(&self, row: &Candidate, work_s: impl Fn(EndpointId) -> f64) -> f64 {
+    fn answer_s(&self, row: &Candidate, met_s: impl Fn(EndpointId) -> f64) -> f64 {
         let effect = self.effect(row);
         let Effect { before_s, with_s, .. } = effect;
         self.second_leg(row, &effect).second_leg_s()
             + self.decode * with_s
             + self.slower * (with_s - before_s) * f64::from(row.load.in_flight.requests)
-            + self.new_prefix * work_s(row.endpoint)
+            + met_s(row.endpoint)
     }
 
     /// What an answer costs before its decoding, whose prompt was computed elsewhere.
@@ -488,7 +487,7 @@ impl Policy for FleetCost {
         let seen_tokens = seen_tokens(candidates);
         let terms = self.terms(cx, seen_tokens);
         let cost = |row: &Candidate| {
-            terms.alone_s(row, |id| self.work_s(id, terms.now)) * preference(terms.peers, row.endpoint.slot())
+            terms.alone_s(row, |id| self.met_s(&terms, id)) * preference(terms.peers, row.endpoint.slot())
         };
         let row = match self.adapter_price(cx.adapter, candidates) {
             None => cx.cheapest(candidates, cost),
@@ -511,7 +510,7 @@ impl Policy for FleetCost {
         let seen_tokens = seen_tokens(candidates);
         let terms = self.terms(cx, seen_tokens);
         let terms = Terms { stall: self.weight(Term::Stall) * SPLIT_STALL_WORTH, may_split: true, ..terms };
-        let work = |id| self.work_s(id, terms.now);
+        let met_s = |id| self.met_s(&terms, id);
         let interrupted_s = |row: &Candidate| {
             let stalls = self.weight(Term::Stall) * self.interrupted(row.endpoint, terms.now);
             let effect = terms.effect(row);
@@ -521,9 +520,9 @@ impl Policy for FleetCost {
         let load_s = |row: &Candidate| price.as_ref().map_or(0.0, |price| price.secs_of(candidates, row));
         let alone_s = |row: &Candidate| {
             let room_s = terms.room_s(row, terms.output_tokens, terms.effect(row).with_s);
-            terms.alone_s(row, work) + room_s + interrupted_s(row) + load_s(row)
+            terms.alone_s(row, met_s) + room_s + interrupted_s(row) + load_s(row)
         };
-        let answer_s = |row: &Candidate| terms.answer_s(row, work) + interrupted_s(row) + load_s(row);
+        let answer_s = |row: &Candidate| terms.answer_s(row, met_s) + interrupted_s(row) + load_s(row);
         let may_serve = |row: &Candidate| row.part.may_serve_alone();
         let alone = cx.cheapest_of(candidates, may_serve, alone_s);
         let mut best = alone.map(|row| (alone_s(&candidates[row]) / (1.0 + SPLIT_MARGIN), Pick::alone(row)));
@@ -571,7 +570,7 @@ impl Policy for FleetCost {
     }
 
     fn placed_elsewhere(&mut self, now: Nanos, endpoint: EndpointId, work_s: f64) {
-        self.add_work(endpoint, now, work_s);
+        self.future.add(endpoint, now, Brings::Work, work_s);
     }
 }
 

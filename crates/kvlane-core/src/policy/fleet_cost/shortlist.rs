@@ -3,10 +3,10 @@
 //! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates beside the pool's,
 //!
 //! ```text
-//! a queued - min(computing, 9/10 a queued / f) + a p (m0 + md d + mf f) + b (k0 + kr r + kc context) + F work
+//! a queued - min(computing, 9/10 a queued / f) + a p (m0 + md d + mf f) + b (k0 + kr r + kc context) + F met
 //! ```
 //!
-//! where only `queued`, the time `computing` its first prompt, `d`, `f`, `r`, `context`, `work`, the factors and, through `p`, the cached tokens differ between
+//! where only `queued`, the time `computing` its first prompt, `d`, `f`, `r`, `context`, what new prefixes will have `met` ([`super::future`]), the factors and, through `p`, the cached tokens differ between
 //! endpoints. With other routers it is multiplied by the endpoint's [`preference`]. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
 //! endpoint, in single precision, eight operations at a time.
 //!
@@ -19,37 +19,19 @@
 //!
 //! `the_shortlist_has_the_row_that_a_scan_picks` holds this formula to that of [`Terms::alone_s`].
 
-use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, WORK_MEMORY_S, Work, preference};
+use super::future::{PlacedChunk, Prices};
+use super::{BEHIND, DECODE_WORTH, FleetCost, Terms, preference};
 use crate::columns::{CHUNK, Chunk, Column, Fleet};
-use crate::endpoint::EndpointId;
 use crate::policy::PickContext;
 use crate::rates::Rates;
 use crate::time::{Nanos, micros_since};
 
-/// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, those of the queue up to nineteen times, and the age
-/// of work, which is known within 2⁻¹³ s.
+/// Bound of the relative error of a price in the pass: some thirty roundings of 2⁻²⁴ each, those of the queue up to nineteen times.
 const ERROR: f32 = 1e-5;
 /// Most endpoints that a pass lists.
 const LISTED_MAX: usize = 64;
 /// Lanes of the minimum.
 const LANES: usize = 8;
-/// Longest time from the origin of the times in a column, in seconds: a single-precision number resolves it to 2⁻¹³ s.
-const ORIGIN_AGE_MAX_S: f64 = 1024.0;
-
-/// The work placed on each endpoint, in columns.
-#[derive(Default)]
-pub(super) struct WorkColumns {
-    chunks: Vec<WorkChunk>,
-    /// Times count from here.
-    origin: Nanos,
-}
-
-#[derive(Clone)]
-struct WorkChunk {
-    secs: Column,
-    at_s: Column,
-}
-
 /// The weights of a price, the same for all endpoints.
 struct Weights {
     /// Per uncached token, per pair of them, and their number without any cached.
@@ -64,31 +46,6 @@ struct Weights {
     decode_s: f32,
     per_request_s: f32,
     per_context_token_s: f32,
-    /// Of a second of work placed.
-    work: f32,
-}
-
-// === impl WorkColumns ===
-
-impl WorkColumns {
-    /// Replaces the work of an endpoint.
-    pub(super) fn set(&mut self, id: EndpointId, work: Work) {
-        while id.slot() >= self.chunks.len() * CHUNK {
-            self.chunks.push(WorkChunk { secs: [0.0; CHUNK], at_s: [0.0; CHUNK] });
-        }
-        let at_s = self.since_origin_s(work.at);
-        let chunk = &mut self.chunks[id.slot() / CHUNK];
-        (chunk.secs[id.slot() % CHUNK], chunk.at_s[id.slot() % CHUNK]) = (work.secs as f32, at_s as f32);
-    }
-
-    fn since_origin_s(&self, at: Nanos) -> f64 {
-        (at - self.origin).as_secs_f64() - (self.origin - at).as_secs_f64()
-    }
-
-    /// Whether times must count from a later origin.
-    fn is_old(&self, now: Nanos) -> bool {
-        self.since_origin_s(now) > ORIGIN_AGE_MAX_S
-    }
 }
 
 // === impl Weights ===
@@ -108,7 +65,6 @@ impl Weights {
             decode_s: (terms.decode * (step_s + own_s)) as f32,
             per_request_s: (terms.decode * sequence_s + terms.slower * own_s) as f32,
             per_context_token_s: (terms.decode * context_token_s) as f32,
-            work: terms.new_prefix as f32,
         }
     }
 
@@ -118,7 +74,7 @@ impl Weights {
     }
 
     /// Prices a chunk.
-    fn price(&self, chunk: &Chunk, now: Nanos, has_cached: bool, work: Option<(&WorkChunk, f32)>, costs: &mut Column) {
+    fn price(&self, chunk: &Chunk, now: Nanos, has_cached: bool, costs: &mut Column) {
         let mut prefill_s = [self.prefill_s(0.0); CHUNK];
         if has_cached {
             for (prefill_s, &cached_tokens) in prefill_s.iter_mut().zip(&chunk.cached_tokens) {
@@ -140,12 +96,14 @@ impl Weights {
                         + self.per_request_s * requests
                         + self.per_context_token_s * chunk.context_tokens[at]);
         }
-        if let Some((work, now_s)) = work {
-            for (at, cost) in costs.iter_mut().enumerate() {
-                let spans = (now_s - work.at_s[at]).max(0.0) * (1.0 / WORK_MEMORY_S as f32);
-                *cost += self.work * work.secs[at] / (1.0 + spans + 0.5 * spans * spans);
-            }
-        }
+    }
+}
+
+/// Adds what later requests with a new prefix will meet.
+fn add_met(placed: &PlacedChunk, prices: &Prices, costs: &mut Column) {
+    let [new, again, new_token] = [prices.new, prices.again, prices.new_token].map(|price| price as f32);
+    for (at, cost) in costs.iter_mut().enumerate() {
+        *cost += new * placed.new_s[at] + again * placed.again_s[at] + new_token * placed.new_tokens[at];
     }
 }
 
@@ -166,23 +124,16 @@ impl FleetCost {
     /// Appends the slots of the endpoints that can be the cheapest. See the module documentation.
     pub(super) fn list(&mut self, cx: &mut PickContext<'_>, fleet: &Fleet<'_>, listed: &mut Vec<u16>) {
         let terms = &self.terms(cx, fleet.seen_tokens);
-        if self.work_columns.is_old(terms.now) {
-            let work = self.work.iter().map(|(id, work)| (id, *work)).collect::<Vec<_>>();
-            self.work_columns = WorkColumns { chunks: Vec::new(), origin: terms.now };
-            work.into_iter().for_each(|(id, work)| self.work_columns.set(id, work));
-        }
         let weights = Weights::of(terms, fleet);
         let chunks = fleet.columns.chunks();
-        let now_s = self.work_columns.since_origin_s(terms.now) as f32;
-        let work_at = |at: usize| {
-            let chunk = self.work_columns.chunks.get(at).filter(|_| terms.new_prefix > 0.0);
-            chunk.map(|chunk| (chunk, now_s))
-        };
         self.costs.resize(chunks.len(), ([0.0; CHUNK], 0.0));
         let mut least = f32::INFINITY;
         for (at, chunk) in chunks.iter().enumerate() {
             let (costs, chunk_least) = &mut self.costs[at];
-            weights.price(chunk, terms.now, fleet.has_cached, work_at(at), costs);
+            weights.price(chunk, terms.now, fleet.has_cached, costs);
+            if let (Some(placed), Some(prices)) = (self.future.chunk(at), &terms.new_prefix) {
+                add_met(placed, prices, costs);
+            }
             if terms.peers.is_some() {
                 let slots = at * CHUNK..;
                 costs.iter_mut().zip(slots).for_each(|(cost, slot)| *cost *= preference(terms.peers, slot) as f32);
