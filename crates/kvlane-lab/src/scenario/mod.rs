@@ -188,6 +188,9 @@ pub struct Arm {
     /// What the router is told about requests beside their prompts.
     #[serde(skip_serializing_if = "is_usual")]
     pub hints: Hints,
+    /// Whether the router is told how fast the fleet's first engine is, as `--timing` does, instead of learning it from the start.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub timing: bool,
 }
 
 /// What the engines of an arm are for.
@@ -293,6 +296,7 @@ impl Arm {
             queue_len_max: 10_000,
             queue_timeout_s: 86_400.0,
             hints: Hints::default(),
+            timing: false,
         }
     }
 
@@ -387,6 +391,7 @@ struct ArmMap {
     queue_len_max: Option<u32>,
     queue_timeout_s: Option<f64>,
     hints: Option<Hints>,
+    timing: Option<bool>,
 }
 
 /// A policy by its name, or with its settings.
@@ -463,6 +468,7 @@ impl<'de> Deserialize<'de> for Arm {
                     queue_len_max: map.queue_len_max.unwrap_or(plain.queue_len_max),
                     queue_timeout_s: map.queue_timeout_s.unwrap_or(plain.queue_timeout_s),
                     hints: map.hints.unwrap_or(plain.hints),
+                    timing: map.timing.unwrap_or(plain.timing),
                 })
             }
         }

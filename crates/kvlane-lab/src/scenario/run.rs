@@ -279,6 +279,7 @@ impl Setting {
                 max_requests_per_endpoint: arm.max_requests_per_endpoint,
                 prefill_policy: arm.prefill_policy.clone(),
                 split_tokens_min: arm.split_tokens_min,
+                timing: first.filter(|_| arm.timing).map(|engine| Box::new(engine.timing.clone())),
                 seed: seed.into(),
                 ..scheduler::Config::new(arm.policy.clone())
             },
