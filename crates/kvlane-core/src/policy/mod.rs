@@ -511,13 +511,42 @@ impl<'de, E: de::Error> MapAccess<'de> for Parameters<E> {
             return Err(E::custom("a value without a name"));
         };
         let value = match value {
-            Scalar::Bool(value) => seed.deserialize(value.into_deserializer()),
-            Scalar::Unsigned(value) => seed.deserialize(value.into_deserializer()),
-            Scalar::Signed(value) => seed.deserialize(value.into_deserializer()),
-            Scalar::Float(value) => seed.deserialize(value.into_deserializer()),
-            Scalar::Text(value) => seed.deserialize(value.into_deserializer()),
+            Scalar::Bool(value) => seed.deserialize(Given(value.into_deserializer())),
+            Scalar::Unsigned(value) => seed.deserialize(Given(value.into_deserializer())),
+            Scalar::Signed(value) => seed.deserialize(Given(value.into_deserializer())),
+            Scalar::Float(value) => seed.deserialize(Given(value.into_deserializer())),
+            Scalar::Text(value) => seed.deserialize(Given(value.into_deserializer())),
         };
         value.map_err(|error: E| E::custom(format!("{name}: {error}")))
+    }
+}
+
+/// A value that is given where one may be absent.
+struct Given<D>(D);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Given<D> {
+    type Error = D::Error;
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        visitor.visit_some(self.0)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_enum(name, variants, visitor)
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
     }
 }
 
@@ -674,6 +703,22 @@ mod tests {
         }
         let other = r#"{"name":"llm_d_affinity","penalty_max_ms":5000,"threshold":0.9}"#;
         assert_eq!(serde_json::from_str::<PolicyConfig>(other).expect("a policy").name(), "llm_d_affinity");
+    }
+
+    #[test]
+    fn a_parameter_that_may_be_absent_can_be_given() {
+        let read = |text: &str| name_or_config(&mut serde_json::Deserializer::from_str(text));
+        let without = read(r#"{"name":"fleet_cost","without":"stall"}"#).expect("a policy");
+        assert_eq!(
+            serde_json::to_string(&without).expect("JSON"),
+            r#"{"name":"fleet_cost","without":"stall"}"#
+        );
+        assert!(
+            read(r#"{"name":"fleet_cost","without":"stalls"}"#)
+                .expect_err("no term")
+                .to_string()
+                .contains("stalls")
+        );
     }
 
     fn number() -> impl Strategy<Value = u64> {
