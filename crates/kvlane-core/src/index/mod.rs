@@ -18,10 +18,18 @@ use crate::endpoint::EndpointId;
 /// For one prompt: how many leading blocks each endpoint is predicted to hold. A reusable buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
-    by_slot: Vec<(EndpointId, u32)>,
-    holders: Vec<u16>,
+    held: Counts,
+    /// Of these, the blocks that are only below the GPU.
+    lower: Counts,
     /// Scratch memory for the index that fills it.
     scratch: Vec<EndpointId>,
+}
+
+/// A number of blocks for each endpoint that has any.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    by_slot: Vec<(EndpointId, u32)>,
+    counted: Vec<u16>,
 }
 
 // === impl Overlap ===
@@ -29,14 +37,48 @@ pub struct Overlap {
 impl Overlap {
     /// Empties the buffer and keeps its memory.
     pub fn clear(&mut self) {
-        for slot in self.holders.drain(..) {
-            self.by_slot[slot as usize].1 = 0;
-        }
+        self.held.clear();
+        self.lower.clear();
     }
 
     /// Sets the leading `blocks` that endpoint `id` holds. A later call for the same endpoint replaces an earlier one;
     /// of two endpoints with the same slot, the newer one counts.
     pub(crate) fn set(&mut self, id: EndpointId, blocks: u32) {
+        self.held.set(id, blocks);
+    }
+
+    /// Adds to the blocks that endpoint `id` holds only below the GPU.
+    fn add_lower(&mut self, id: EndpointId, blocks: u32) {
+        self.lower.set(id, self.lower.of(id) + blocks);
+    }
+
+    /// Leading blocks that endpoint `id` holds, in any tier.
+    pub fn blocks(&self, id: EndpointId) -> u32 {
+        self.held.of(id)
+    }
+
+    /// How many of its leading blocks endpoint `id` holds only below the GPU, so that it has to load them. Only the exact
+    /// index knows tiers.
+    pub fn lower_blocks(&self, id: EndpointId) -> u32 {
+        self.lower.of(id)
+    }
+
+    /// The endpoints that hold at least one block, with their number of leading blocks.
+    pub fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
+        self.held.counted.iter().map(|&slot| self.held.by_slot[slot as usize])
+    }
+}
+
+// === impl Counts ===
+
+impl Counts {
+    fn clear(&mut self) {
+        for slot in self.counted.drain(..) {
+            self.by_slot[slot as usize].1 = 0;
+        }
+    }
+
+    fn set(&mut self, id: EndpointId, blocks: u32) {
         let slot = id.slot();
         if slot >= self.by_slot.len() {
             self.by_slot.resize(slot + 1, (id, 0));
@@ -46,19 +88,13 @@ impl Overlap {
             return;
         }
         if held == 0 {
-            self.holders.push(slot as u16);
+            self.counted.push(slot as u16);
         }
         self.by_slot[slot] = (id, blocks);
     }
 
-    /// Leading blocks that endpoint `id` holds.
-    pub fn blocks(&self, id: EndpointId) -> u32 {
+    fn of(&self, id: EndpointId) -> u32 {
         self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held)
-    }
-
-    /// The endpoints that hold at least one block, with their number of leading blocks.
-    pub fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
-        self.holders.iter().map(|&slot| self.by_slot[slot as usize])
     }
 }
 

@@ -78,11 +78,16 @@ impl ExactOracle {
         applied
     }
 
-    pub(crate) fn lookup(&self, chain: &[BlockHash]) -> BTreeMap<EndpointId, u32> {
+    /// Leading blocks in any tier, and how many of them only below the GPU.
+    pub(crate) fn lookup(&self, chain: &[BlockHash]) -> BTreeMap<EndpointId, (u32, u32)> {
         let leading = |held: &BTreeMap<EngineHash, (BlockHash, Vec<Tier>)>| {
             let hashes: BTreeSet<BlockHash> = held.values().map(|(hash, _)| *hash).collect();
-            chain.iter().take_while(|hash| hashes.contains(hash)).count() as u32
+            let on_gpu = held.values().filter(|(_, copies)| copies.contains(&Tier::Gpu));
+            let on_gpu: BTreeSet<BlockHash> = on_gpu.map(|(hash, _)| *hash).collect();
+            let found = || chain.iter().take_while(|hash| hashes.contains(hash));
+            (found().count() as u32, found().filter(|hash| !on_gpu.contains(hash)).count() as u32)
         };
-        self.held.iter().map(|(&id, held)| (id, leading(held))).filter(|&(_, blocks)| blocks > 0).collect()
+        let held = self.held.iter().map(|(&id, held)| (id, leading(held)));
+        held.filter(|&(_, (blocks, _))| blocks > 0).collect()
     }
 }

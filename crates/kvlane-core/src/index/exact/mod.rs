@@ -1,6 +1,7 @@
 //! Exact prefix index: every block with its holders, kept up to date by the engines' KV events.
 //!
-//! A block is held by an endpoint that has stored it, in any tier, and has not removed every copy of it. Events of one
+//! A block is held by an endpoint that has stored it, in any tier, and has not removed every copy of it. Of these blocks,
+//! those without a copy on the GPU are counted as well: the engine has to load them. Events of one
 //! endpoint have to be applied in order; the driver is responsible for that order.
 //!
 //! The index has two parts. Per endpoint, a table from the engine's block names to places (`names`). For all
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use self::names::{Copies, Key, Names};
+use self::names::{At, Copies, Key, Names};
 use self::runs::{Place, SHARDS, Shard, shard_of};
 use self::search::Search;
 use self::storing::{AT_ONCE, Storing};
@@ -82,8 +83,8 @@ struct Holder {
     orphans: BTreeMap<EngineHash, Orphan>,
     /// Orphans by missing parent.
     waiting: BTreeSet<(EngineHash, EngineHash)>,
-    /// Number of additional names of a block.
-    more_names: BTreeMap<Place, u32>,
+    /// Additional names of blocks.
+    more_names: BTreeMap<Place, MoreNames>,
     /// The block stored last: usually the parent of the next.
     last: Option<Last>,
 }
@@ -93,6 +94,15 @@ struct Orphan {
     hash: BlockHash,
     parent: EngineHash,
     copies: Copies,
+}
+
+/// Names of a block that has more than one.
+#[derive(Clone, Copy, Debug)]
+struct MoreNames {
+    /// All but one of them.
+    more: u32,
+    /// Those that have a copy on the GPU.
+    on_gpu: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +117,7 @@ const SLOTS: usize = 64;
 /// Memory of one orphan in its two trees, whose nodes are at least half full.
 const ORPHAN_BYTES: usize = 2 * size_of::<(EngineHash, Orphan)>() + 2 * size_of::<(EngineHash, EngineHash)>();
 /// Memory of an additional name of a block.
-const NAME_BYTES: usize = 2 * size_of::<(Place, u32)>();
+const NAME_BYTES: usize = 2 * size_of::<(Place, MoreNames)>();
 
 // === impl ExactIndex ===
 
@@ -208,9 +218,10 @@ impl ExactIndex {
     fn copy(&self, endpoint: EndpointId, names: &[EngineHash], tier: Tier) -> Applied {
         let mut applied = Applied::default();
         let Some(mut holder) = self.enter(endpoint) else { return applied };
+        let mut writer = self.writer(endpoint);
         for &name in names {
             let counted = match holder.names.find(Key::of(name)) {
-                Some(at) => holder.names.add_copy(at, tier),
+                Some(at) => holder.add_copy(at, tier, &mut writer),
                 None => match holder.orphans.get_mut(&name) {
                     Some(orphan) => orphan.copies.add(tier),
                     None => {
@@ -235,16 +246,22 @@ impl ExactIndex {
         for &name in names {
             let known = match holder.names.find(Key::of(name)) {
                 Some(at) => {
-                    let mut copies = holder.names.copies(at);
+                    let (place, mut copies) = (holder.names.place(at), holder.names.copies(at));
+                    let was_on_gpu = copies.on_gpu();
                     let known = copies.take(tier);
+                    let left_gpu = was_on_gpu && !copies.on_gpu();
                     if copies.none() {
-                        let place = holder.names.place(at);
                         holder.names.remove(at);
-                        if !holder.has_other_name(place, &self.budget) {
-                            writer.remove_holder(place.run, 1 << place.offset);
+                        match holder.remove_name(place, left_gpu, &self.budget) {
+                            Some(on_gpu) if left_gpu => writer.set_lower(place, !on_gpu),
+                            Some(_) => {}
+                            None => writer.remove_holder(place.run, 1 << place.offset),
                         }
                     } else {
                         holder.names.set_copies(at, copies);
+                        if left_gpu {
+                            holder.note_gpu(place, false, &mut writer);
+                        }
                     }
                     known
                 }
@@ -257,7 +274,7 @@ impl ExactIndex {
         applied
     }
 
-    /// Sets how many leading blocks of `chain` each endpoint holds, in any tier.
+    /// Sets how many leading blocks of `chain` each endpoint holds, in any tier, and how many of them only below the GPU.
     pub fn lookup(&self, chain: &[BlockHash], overlap: &mut Overlap) {
         overlap.clear();
         let mut search = Search::new(chain, std::mem::take(&mut overlap.scratch));
@@ -383,18 +400,47 @@ impl Holder {
         (self.names.len() + self.orphans.len()) as u64
     }
 
-    /// Whether a block that has lost a name has another one.
-    fn has_other_name(&mut self, place: Place, budget: &Budget) -> bool {
+    /// A block has lost a name, and with it a copy on the GPU if `left_gpu`. If it has another name: whether it is on the
+    /// GPU under any.
+    fn remove_name(&mut self, place: Place, left_gpu: bool, budget: &Budget) -> Option<bool> {
         if self.more_names.is_empty() {
-            return false;
+            return None;
         }
-        let Some(more) = self.more_names.get_mut(&place) else { return false };
-        *more -= 1;
-        if *more == 0 {
+        let names = self.more_names.get_mut(&place)?;
+        names.more -= 1;
+        names.on_gpu -= u32::from(left_gpu);
+        let MoreNames { more, on_gpu } = *names;
+        if more == 0 {
             self.more_names.remove(&place);
             budget.give(NAME_BYTES);
         }
-        true
+        Some(on_gpu > 0)
+    }
+
+    /// Adds a copy of a block; false if the counter is at its maximum.
+    fn add_copy(&mut self, at: At, tier: Tier, writer: &mut Writer<'_>) -> bool {
+        let was_on_gpu = self.names.copies(at).on_gpu();
+        let counted = self.names.add_copy(at, tier);
+        if tier == Tier::Gpu && !was_on_gpu {
+            self.note_gpu(self.names.place(at), true, writer);
+        }
+        counted
+    }
+
+    /// Under one of its names, a block has got its first copy on the GPU or lost its last one.
+    fn note_gpu(&mut self, place: Place, is_on_gpu: bool, writer: &mut Writer<'_>) {
+        let is_lower = match self.more_names.get_mut(&place) {
+            Some(names) if is_on_gpu => {
+                names.on_gpu += 1;
+                false
+            }
+            Some(names) => {
+                names.on_gpu -= 1;
+                names.on_gpu == 0
+            }
+            None => !is_on_gpu,
+        };
+        writer.set_lower(place, is_lower);
     }
 
     fn add_orphan(&mut self, name: EngineHash, orphan: Orphan, budget: &Budget) -> bool {

@@ -86,6 +86,11 @@ impl Copies {
     pub(super) fn none(self) -> bool {
         self.0 == 0
     }
+
+    /// Whether there is a copy on the GPU.
+    pub(super) fn on_gpu(self) -> bool {
+        self.of(Tier::Gpu) > 0
+    }
 }
 
 fn shift(tier: Tier) -> u32 {

@@ -1,6 +1,7 @@
 //! Lookup of a prompt in the runs.
 
-use super::runs::{GROUP, Hold, SPAN, Shard, next_shard};
+use super::runs::{GROUP, Hold, Run, SPAN, Shard, next_shard};
+use super::writer::ones;
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::index::Overlap;
@@ -51,6 +52,9 @@ impl<'a> Search<'a> {
                     Some(next) if next.parent() == Some(id) && next.start == run.end() => run.hashes().len(),
                     _ => run.common(&self.chain[self.done..]),
                 };
+                if runs.has_lower() {
+                    self.count_lower(runs.lower(id), run, common as u32, overlap);
+                }
                 self.narrow(run.holds(), common as u32, overlap);
                 self.done += common;
                 let ends_span = (self.done as u32).is_multiple_of(SPAN);
@@ -67,6 +71,22 @@ impl<'a> Search<'a> {
             let next = next_shard(shard, self.done as u32, self.chain[self.done]);
             if next != shard {
                 return Some(next);
+            }
+        }
+    }
+
+    /// Counts the blocks below the GPU among the next `common` ones, of the endpoints that hold all blocks before them.
+    #[cold]
+    fn count_lower(&self, lower: &[Hold], run: &Run, common: u32, overlap: &mut Overlap) {
+        for lower in lower {
+            if self.done > 0 && self.holders.binary_search(&lower.endpoint).is_err() {
+                continue;
+            }
+            let hold = run.holds().binary_search_by_key(&lower.endpoint, |hold| hold.endpoint);
+            let held = hold.map_or(0, |at| run.holds()[at].blocks);
+            let leading = held.trailing_ones().min(common);
+            if leading > 0 {
+                overlap.add_lower(lower.endpoint, (lower.blocks & ones(leading as usize)).count_ones());
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::names::{Copies, Full, Key};
 use super::runs::Place;
 use super::writer::{Writer, ones};
-use super::{Applied, Budget, ExactIndex, Holder, Last, NAME_BYTES, Orphan};
+use super::{Applied, Budget, ExactIndex, Holder, Last, MoreNames, NAME_BYTES, Orphan};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, Tier};
@@ -116,12 +116,17 @@ impl<'a> Storing<'a> {
                 // Whether the name belongs to another block, and its position; or that there is no memory for it.
                 let other = match self.holder.names.insert(keys[done], place, copies, self.budget) {
                     Ok(None) if already => {
-                        self.name_again(place);
+                        self.name_again(place, copies);
                         None
                     }
-                    Ok(None) => None,
+                    Ok(None) => {
+                        if !copies.on_gpu() {
+                            self.writer.set_lower(place, true);
+                        }
+                        None
+                    }
                     Ok(Some(at)) => {
-                        counted = self.holder.names.add_copy(at, self.tier);
+                        counted = self.holder.add_copy(at, self.tier, &mut self.writer);
                         let known = self.holder.names.place(at);
                         (known != place).then_some(Some(known))
                     }
@@ -163,7 +168,7 @@ impl<'a> Storing<'a> {
                     let place = self.holder.names.place(at);
                     self.after = After::Held(place);
                     self.last = Some(Last { name, place, hash });
-                    self.holder.names.add_copy(at, self.tier)
+                    self.holder.add_copy(at, self.tier, &mut self.writer)
                 }
                 None => !self.full && self.take_in(key, name, hash),
             };
@@ -223,20 +228,29 @@ impl<'a> Storing<'a> {
             return None;
         }
         if row.already != 0 {
-            self.name_again(place);
+            self.name_again(place, copies);
+        } else if !copies.on_gpu() {
+            self.writer.set_lower(place, true);
         }
         Some(place)
     }
 
-    /// Adds another name of a block. Exceeds the memory budget if necessary: the name is in the table already, and its
-    /// removal must not remove the block of the other name.
+    /// Adds another name of a block, with its copies. Exceeds the memory budget if necessary: the name is in the table
+    /// already, and its removal must not remove the block of the other name.
     #[cold]
-    fn name_again(&mut self, place: Place) {
+    fn name_again(&mut self, place: Place, copies: Copies) {
+        let was_lower = self.writer.is_lower(place);
         let names = self.holder.more_names.entry(place).or_insert_with(|| {
             self.budget.correct(0, NAME_BYTES);
-            0
+            MoreNames { more: 0, on_gpu: u32::from(!was_lower) }
         });
-        *names += 1;
+        names.more += 1;
+        if copies.on_gpu() {
+            names.on_gpu += 1;
+            if was_lower {
+                self.writer.set_lower(place, false);
+            }
+        }
     }
 
     /// Gives places to the orphans of `parent`, and to their descendants.

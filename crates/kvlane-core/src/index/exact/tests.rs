@@ -52,6 +52,13 @@ fn looked_up(index: &ExactIndex, chain: &[BlockHash]) -> BTreeMap<EndpointId, u3
     sorted
 }
 
+/// Leading blocks that each endpoint holds in any tier, and how many of them only below the GPU.
+fn in_tiers(index: &ExactIndex, chain: &[BlockHash]) -> BTreeMap<EndpointId, (u32, u32)> {
+    let mut overlap = Overlap::default();
+    index.lookup(chain, &mut overlap);
+    overlap.iter().map(|(id, blocks)| (id, (blocks, overlap.lower_blocks(id)))).collect()
+}
+
 impl ExactIndex {
     /// Recounts everything and returns the number of runs.
     fn audit(&self) -> usize {
@@ -112,6 +119,32 @@ fn each_copy_is_removed_once() {
         assert_eq!(index.blocks_of(endpoint(0)), left);
     }
     assert_eq!(index.apply(endpoint(0), &in_tier(Tier::Gpu)), Applied { unknown: 2, ..Applied::default() });
+    assert_eq!(index.audit(), 0);
+}
+
+#[test]
+fn a_block_without_a_copy_on_the_gpu_is_to_be_loaded() {
+    let index = ExactIndex::new(ROOMY);
+    let chain = prompt(&[(1, 200)]);
+    let copied = |from: usize, tier| KvEvent::Copied { blocks: names(&chain[from..]), tier };
+    let gone = |from: usize, tier| KvEvent::Removed { blocks: names(&chain[from..]), tier };
+    let found = |blocks: usize| in_tiers(&index, &chain[..blocks]).remove(&endpoint(0));
+    index.apply(endpoint(0), &stored(&chain, 0));
+    index.apply(endpoint(1), &stored(&chain, 0));
+    index.apply(endpoint(0), &copied(50, Tier::Cpu));
+    assert_eq!(found(200), Some((200, 0)), "the copy on the GPU counts");
+    index.apply(endpoint(0), &gone(100, Tier::Gpu));
+    assert_eq!([found(200), found(120), found(100)], [Some((200, 100)), Some((120, 20)), Some((100, 0))]);
+    assert_eq!(in_tiers(&index, &chain)[&endpoint(1)], (200, 0), "each endpoint has its own tiers");
+    index.apply(endpoint(0), &stored(&chain[..160], 100));
+    assert_eq!(found(200), Some((200, 40)), "loaded again");
+    index.apply(endpoint(0), &removed(&chain[60..=60]));
+    index.apply(endpoint(0), &KvEvent::Removed { blocks: names(&chain[60..=60]), tier: Tier::Cpu });
+    assert_eq!(found(200), Some((60, 0)), "what is after a missing block is neither held nor loaded");
+    index.apply(endpoint(0), &gone(0, Tier::Gpu));
+    index.apply(endpoint(0), &gone(0, Tier::Cpu));
+    assert_eq!(found(200), None);
+    index.remove_endpoint(endpoint(1));
     assert_eq!(index.audit(), 0);
 }
 
@@ -384,7 +417,7 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Invariant: After any events the exact index holds what the engines hold.
+    /// Invariant: After any events the exact index holds what the engines hold, and knows what of it is only below the GPU.
     #[test]
     fn after_any_events_it_holds_what_the_engines_hold(
         two_names in any::<bool>(),
@@ -394,7 +427,7 @@ proptest! {
         let mut chains = vec![prompt(&[(9, 1030), (0, 70)])];
         for op in ops {
             let chain = pair.run(op)?;
-            prop_assert_eq!(looked_up(&pair.index, &chain), pair.oracle.lookup(&chain));
+            prop_assert_eq!(in_tiers(&pair.index, &chain), pair.oracle.lookup(&chain));
             for (&id, held) in &pair.oracle.held {
                 prop_assert_eq!(pair.index.blocks_of(id), held.len() as u64);
             }
@@ -403,7 +436,7 @@ proptest! {
             }
         }
         for chain in &chains {
-            prop_assert_eq!(looked_up(&pair.index, chain), pair.oracle.lookup(chain));
+            prop_assert_eq!(in_tiers(&pair.index, chain), pair.oracle.lookup(chain));
         }
         for (&id, held) in &pair.oracle.held {
             for (&name, &(hash, _)) in held {
@@ -413,6 +446,31 @@ proptest! {
         pair.index.audit();
         pair.ids.into_iter().for_each(|id| pair.index.remove_endpoint(id));
         prop_assert_eq!((pair.index.blocks_held(), pair.index.audit()), (0, 0), "nothing is left");
+    }
+
+    /// Whatever an engine says of names, parents and tiers, each of its blocks and copies is counted once.
+    #[test]
+    fn no_lie_about_names_or_tiers_makes_it_lose_count(
+        lies in prop::collection::vec((0u8..3, 0u64..6, prop::collection::vec((0u64..6, 0usize..5), 1..4), any::<bool>()), 0..40),
+    ) {
+        let index = ExactIndex::new(ROOMY);
+        let chain = prompt(&[(1, 5)]);
+        for (kind, parent, blocks, is_gpu) in lies {
+            let tier = if is_gpu { Tier::Gpu } else { Tier::Cpu };
+            let names = blocks.iter().map(|&(name, _)| EngineHash(name)).collect();
+            index.apply(endpoint(0), &match kind {
+                0 => {
+                    let block = |&(name, at): &(u64, usize)| StoredBlock { name: EngineHash(name), hash: chain[at] };
+                    let blocks = blocks.iter().map(block).collect();
+                    KvEvent::Stored { parent: parent.checked_sub(2).map(EngineHash), blocks, tier }
+                }
+                1 => KvEvent::Copied { blocks: names, tier },
+                _ => KvEvent::Removed { blocks: names, tier },
+            });
+            index.audit();
+        }
+        index.remove_endpoint(endpoint(0));
+        prop_assert_eq!((index.blocks_held(), index.audit()), (0, 0));
     }
 
     #[test]

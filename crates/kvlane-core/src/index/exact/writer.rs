@@ -3,7 +3,7 @@
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Budget;
-use super::runs::{Place, RunId, SPAN, Shard, next_shard, shard_of};
+use super::runs::{Hold, Place, RunId, SPAN, Shard, next_shard, shard_of};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 
@@ -108,11 +108,28 @@ impl<'a> Writer<'a> {
         Some(Row { first: Place { run, offset: 0 }, count, already })
     }
 
+    /// Notes that the endpoint holds a block only below the GPU, or that it does not.
+    pub(super) fn set_lower(&mut self, Place { run, offset }: Place, is_lower: bool) {
+        let (budget, endpoint) = (self.budget, self.endpoint);
+        let hold = Hold { blocks: 1 << offset, endpoint };
+        self.shard(run.shard()).set_lower(run, hold, is_lower, budget);
+    }
+
+    /// Whether the endpoint holds a block only below the GPU.
+    pub(super) fn is_lower(&mut self, Place { run, offset }: Place) -> bool {
+        let endpoint = self.endpoint;
+        let lower = self.shard(run.shard()).lower(run);
+        lower.iter().any(|hold| hold.endpoint == endpoint && hold.blocks >> offset & 1 != 0)
+    }
+
     /// Removes the endpoint as a holder of these blocks of a run, and frees runs that are no longer needed.
     #[inline]
     pub(super) fn remove_holder(&mut self, run: RunId, blocks: u64) {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let shard = self.shard(run.shard());
+        if shard.has_lower() {
+            shard.set_lower(run, Hold { blocks, endpoint }, false, budget);
+        }
         if shard.run_mut(run).remove_holder(endpoint, blocks, budget) || shard.run(run).children > 0 {
             return;
         }
