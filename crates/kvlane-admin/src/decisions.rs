@@ -118,7 +118,8 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                 .iter()
                 .map(|row| {
                     let mut shown = json!({
-                        "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "knowledge": row.knowledge.name(),
+                        "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "lower_tokens": row.lower_tokens,
+                        "knowledge": row.knowledge.name(),
                         "predicted": {"exact": row.prediction.exact, "approximate": row.prediction.approximate},
                         "requests": row.requests,
                         "prefill_tokens": row.prefill_tokens, "context_tokens": row.context_tokens, "cost": row.cost,

@@ -139,6 +139,7 @@ mod tests {
         Rates {
             prefill_token_s: 1e-3,
             prefill_pair_s: 0.0,
+            load_token_s: 0.0,
             step_s: 0.01,
             sequence_s: 0.0,
             context_token_s: 0.0,

@@ -117,7 +117,7 @@ fn decide_us(endpoints: usize, count: usize, splits: bool) -> f64 {
         out.clear();
         scheduler.step(at, input, &mut out);
     }
-    let predicted = Prediction { exact: 0, approximate: HELD as u32 * BLOCK_TOKENS };
+    let predicted = Prediction { exact: 0, approximate: HELD as u32 * BLOCK_TOKENS, lower: 0 };
     let overlaps: Vec<Vec<_>> =
         (0..8).map(|prefix| holders(endpoints, count, prefix).map(|id| (id, predicted)).collect()).collect();
     median_us(|n| {

@@ -118,6 +118,14 @@ pub struct Prediction {
     pub exact: u32,
     /// By dispatches.
     pub approximate: u32,
+    /// Of `exact`, what is only below the GPU: in host memory, on disk or in a shared store. It is reused as well, after
+    /// it was loaded.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lower: u32,
+}
+
+fn is_zero(tokens: &u32) -> bool {
+    *tokens == 0
 }
 
 /// Prefix reuse that an answer reports.
@@ -211,6 +219,16 @@ const DECAY: f32 = 1.0 - 1.0 / WINDOW as f32;
 /// taken to be ours.
 const FOREIGN_SHARE_MAX: f64 = 0.1;
 
+// === impl Prediction ===
+
+impl Prediction {
+    /// That for the first `tokens` of the prompt.
+    pub(crate) fn within(self, tokens: u32) -> Self {
+        let exact = self.exact.min(tokens);
+        Self { exact, approximate: self.approximate.min(tokens), lower: self.lower.min(exact) }
+    }
+}
+
 // === impl CacheAccuracy ===
 
 impl CacheAccuracy {
@@ -236,6 +254,15 @@ impl CacheAccuracy {
             Knowledge::Degraded => (prediction.exact as f32 * self.exact.precision()) as u32,
             Knowledge::Approximate => prediction.approximate,
             Knowledge::LoadOnly => 0,
+        }
+    }
+
+    /// Of the predicted tokens to use, those that are only below the GPU. Dispatches do not know tiers.
+    pub fn counting_lower(&self, prediction: Prediction) -> u32 {
+        match self.knowledge() {
+            Knowledge::Exact => prediction.lower,
+            Knowledge::Degraded => (prediction.lower as f32 * self.exact.precision()) as u32,
+            Knowledge::Approximate | Knowledge::LoadOnly => 0,
         }
     }
 
@@ -344,7 +371,7 @@ impl CacheAccuracy {
             return None;
         }
         // Casts saturate, and sums between two reads of an engine's metrics are far below the limit.
-        let prediction = Prediction { exact: exact as u32, approximate: approximate as u32 };
+        let prediction = Prediction { exact: exact as u32, approximate: approximate as u32, lower: 0 };
         let reported = ReportedReuse { prompt_tokens: asked as u32, cached_tokens: found as u32 };
         let tolerance = block_tokens.max((FOREIGN_SHARE_MAX * ours) as u32);
         self.observe(prediction, prompt_tokens as u32, reported, tolerance)
@@ -434,7 +461,7 @@ mod tests {
         approximate: u32,
         cached: u32,
     ) -> Vec<Knowledge> {
-        let prediction = Prediction { exact, approximate };
+        let prediction = Prediction { exact, approximate, lower: 0 };
         let observe = |_| accuracy.observe(prediction, 1000, reported(cached), 16);
         (0..answers).filter_map(observe).map(|change| change.to).collect()
     }
@@ -449,7 +476,7 @@ mod tests {
         assert_eq!(after(&mut accuracy, 40, 800, 800, 800), []);
         let down = after(&mut accuracy, WINDOW, 800, 320, 320);
         assert_eq!(down, [Knowledge::Degraded, Knowledge::Approximate]);
-        assert_eq!(accuracy.counting(Prediction { exact: 800, approximate: 320 }), 320);
+        assert_eq!(accuracy.counting(Prediction { exact: 800, approximate: 320, lower: 0 }), 320);
         let up = after(&mut accuracy, WINDOW, 320, 320, 320);
         assert_eq!(up, [Knowledge::Degraded, Knowledge::Exact]);
     }
@@ -459,7 +486,7 @@ mod tests {
         let mut accuracy = live();
         after(&mut accuracy, 12, 800, 0, 800);
         assert_eq!(after(&mut accuracy, 4, 800, 0, 400), [Knowledge::Degraded]);
-        let counting = accuracy.counting(Prediction { exact: 1000, approximate: 7 });
+        let counting = accuracy.counting(Prediction { exact: 1000, approximate: 7, lower: 0 });
         assert!((700..1000).contains(&counting), "{counting}");
         assert!((0.7..1.0).contains(&accuracy.precision()));
         assert_eq!(accuracy.recall(), 1.0);
@@ -469,7 +496,7 @@ mod tests {
     fn an_engine_that_reuses_nothing_is_judged_by_its_load_alone() {
         let mut accuracy = CacheAccuracy::default();
         assert_eq!(after(&mut accuracy, 40, 0, 900, 0), [Knowledge::LoadOnly]);
-        assert_eq!(accuracy.counting(Prediction { exact: 900, approximate: 900 }), 0);
+        assert_eq!(accuracy.counting(Prediction { exact: 900, approximate: 900, lower: 0 }), 0);
         assert_eq!(after(&mut accuracy, 40, 0, 900, 890), [Knowledge::Approximate]);
     }
 
@@ -498,7 +525,7 @@ mod tests {
         let change = accuracy.set_feed(Feed::Syncing).expect("a change");
         assert_eq!((change.to, change.cause), (Knowledge::Approximate, Cause::Feed(Feed::Syncing)));
         assert_eq!(accuracy.set_feed(Feed::Syncing), None);
-        assert_eq!(accuracy.counting(Prediction { exact: 5, approximate: 3 }), 3);
+        assert_eq!(accuracy.counting(Prediction { exact: 5, approximate: 3, lower: 0 }), 3);
         assert_eq!(accuracy.set_feed(Feed::Live).map(|change| change.to), Some(Knowledge::Exact));
     }
 
@@ -507,8 +534,9 @@ mod tests {
         let mut accuracy = live();
         let (mut queries, mut hits) = (0.0, 0.0);
         let mut round = |accuracy: &mut CacheAccuracy, foreign: f64, found: f64| {
-            (0..10)
-                .for_each(|_| accuracy.expect_in_counters(Prediction { exact: 800, approximate: 800 }, 1000));
+            (0..10).for_each(|_| {
+                accuracy.expect_in_counters(Prediction { exact: 800, approximate: 800, lower: 0 }, 1000)
+            });
             (queries, hits) = (queries + 10_000.0 + foreign, hits + found);
             accuracy.count(queries, hits, 16).map(|change| change.to)
         };
@@ -540,10 +568,10 @@ mod tests {
                 let feed = [Feed::Absent, Feed::Refused, Feed::Syncing, Feed::Live][feed];
                 let change = accuracy.set_feed(feed);
                 prop_assert_eq!(change.is_some(), before != accuracy.knowledge());
-                accuracy.observe(Prediction { exact, approximate }, 1000, reported(cached), 16);
+                accuracy.observe(Prediction { exact, approximate, lower: 0 }, 1000, reported(cached), 16);
                 prop_assert!(feed == Feed::Live || accuracy.knowledge() >= Knowledge::Approximate);
             }
-            let counting = accuracy.counting(Prediction { exact, approximate });
+            let counting = accuracy.counting(Prediction { exact, approximate, lower: 0 });
             prop_assert!(counting <= exact.max(approximate));
             prop_assert!((0.0..=1.0).contains(&accuracy.precision()) && (0.0..=1.0).contains(&accuracy.recall()));
         }

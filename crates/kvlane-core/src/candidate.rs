@@ -14,6 +14,8 @@ pub struct Candidate {
     pub endpoint: EndpointId,
     /// Leading prompt tokens that it is expected to hold in its cache.
     pub overlap_tokens: u32,
+    /// Of these, the tokens that it holds only below the GPU, and loads before it computes the others.
+    pub lower_tokens: u32,
     /// How the overlap is known.
     pub knowledge: Knowledge,
     /// The prediction of each source, for receipts.
@@ -33,10 +35,17 @@ pub struct Candidate {
 impl Candidate {
     /// A row known from dispatches only.
     pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
-        let prediction = Prediction { exact: 0, approximate: overlap_tokens };
-        let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
-        let part = Part::default();
-        Self { endpoint, overlap_tokens, knowledge, prediction, part, load, computing_s: 0.0, rates }
+        Self {
+            endpoint,
+            overlap_tokens,
+            lower_tokens: 0,
+            knowledge: Knowledge::Approximate,
+            prediction: Prediction { approximate: overlap_tokens, ..Prediction::default() },
+            part: Part::default(),
+            load,
+            computing_s: 0.0,
+            rates: Rates::default(),
+        }
     }
 
     /// Leading prompt tokens that it was sent before.
@@ -68,7 +77,20 @@ impl Candidate {
         all_s - self.computing_s.min(COMPUTED_MAX * all_s / f64::from(prefilling.max(1)))
     }
 
-    /// What is computed until the first token of a request that is placed here now.
+    /// Tokens that are loaded from below the GPU before the first token of a request that is placed here now: its own,
+    /// and those of the prompts that wait here, since an engine has one way on which blocks come. A request that needs none
+    /// waits for none: others are computed while blocks are loaded.
+    pub fn tokens_to_load(&self) -> u64 {
+        let own = u64::from(self.lower_tokens);
+        if own > 0 { own + self.load.in_flight.lower_tokens } else { 0 }
+    }
+
+    /// Seconds for which a request that is placed here now waits for loads from below the GPU.
+    pub fn load_s(&self) -> f64 {
+        self.rates.load_token_s * self.tokens_to_load() as f64
+    }
+
+    /// What is computed and loaded until the first token of a request that is placed here now.
     pub(crate) fn work_until_first_token(&self, request: &SchedulingRequest) -> Work {
         let InFlight { prefill_tokens, prefill_pairs, .. } = self.load.in_flight;
         let all_s = self.rates.prefill_s(prefill_tokens, prefill_pairs);
@@ -80,7 +102,8 @@ impl Candidate {
             ..self.load.in_flight
         };
         let (tokens, pairs) = (self.uncached_tokens(request), self.uncached_pairs(request));
-        Work::until_first_token(&waiting, tokens, pairs)
+        let work = Work::until_first_token(&waiting, tokens, pairs);
+        Work { loaded_tokens: self.tokens_to_load(), ..work }
     }
 
     /// Expected time to first token of a request placed here now, in seconds.

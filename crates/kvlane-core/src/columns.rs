@@ -25,6 +25,8 @@ pub(crate) struct Chunk {
     /// Queued prefill: tokens and pairs.
     pub(crate) prefill_tokens: Column,
     pub(crate) prefill_pairs: Column,
+    /// Tokens to load from below the GPU for the prompts that wait there.
+    pub(crate) queued_lower_tokens: Column,
     /// Since when the first of the prompts is computed ([`Nanos::micros`]), and the largest part of the queue that may be done.
     pub(crate) computing_since: [u32; CHUNK],
     pub(crate) computed_max: Column,
@@ -39,6 +41,8 @@ pub(crate) struct Chunk {
     pub(crate) decode_pace: Column,
     /// Leading tokens of this prompt that are cached; see [`Columns::hold`].
     pub(crate) cached_tokens: Column,
+    /// Of these, the tokens that are only below the GPU.
+    pub(crate) lower_tokens: Column,
 }
 
 /// How the predictions for an endpoint count: the weights of events and of dispatches.
@@ -78,6 +82,7 @@ impl Chunk {
     const EMPTY: Self = Self {
         prefill_tokens: [f32::INFINITY; CHUNK],
         prefill_pairs: [0.0; CHUNK],
+        queued_lower_tokens: [0.0; CHUNK],
         computing_since: [0; CHUNK],
         computed_max: [0.0; CHUNK],
         prefilling: [0.0; CHUNK],
@@ -86,6 +91,7 @@ impl Chunk {
         prefill_pace: [1.0; CHUNK],
         decode_pace: [1.0; CHUNK],
         cached_tokens: [0.0; CHUNK],
+        lower_tokens: [0.0; CHUNK],
     };
 }
 
@@ -133,10 +139,11 @@ impl Columns {
             _ => {}
         }
         let Some((endpoint, Accepts::All)) = endpoint else { return };
-        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens, .. } =
-            endpoint.in_flight();
+        let in_flight = endpoint.in_flight();
+        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens, .. } = in_flight;
         chunk.prefill_tokens[at] = prefill_tokens as f32;
         chunk.prefill_pairs[at] = prefill_pairs as f32;
+        chunk.queued_lower_tokens[at] = in_flight.lower_tokens as f32;
         chunk.computing_since[at] = endpoint.computing_since.micros();
         let is_computing = endpoint.load.in_flight.prefilling > 0;
         chunk.computed_max[at] = if is_computing { COMPUTED_MAX as f32 / prefilling as f32 } else { 0.0 };
@@ -156,7 +163,7 @@ impl Columns {
         self.requests += chunk.requests[at] as u64;
     }
 
-    /// Fills the column of cached tokens for a prompt of which these endpoints hold a part. [`Columns::release`] with
+    /// Fills the columns of cached tokens for a prompt of which these endpoints hold a part. [`Columns::release`] with
     /// the same endpoints empties it. Returns the most tokens that an endpoint in the columns holds or was sent, and its
     /// slot.
     pub(crate) fn hold(
@@ -165,14 +172,16 @@ impl Columns {
         prompt_tokens: u32,
     ) -> Option<(u32, u16)> {
         let mut held = None;
-        for &(id, Prediction { exact, approximate }) in overlap {
+        for &(id, prediction) in overlap {
             let Some(&Some(source)) = self.sources.get(id.slot()) else { continue };
             if source.id != id {
                 continue;
             }
-            let (exact, approximate) = (exact.min(prompt_tokens), approximate.min(prompt_tokens));
+            let Prediction { exact, approximate, lower } = prediction.within(prompt_tokens);
             let cached = (exact as f32 * source.events + approximate as f32 * source.dispatches) as u32;
-            self.chunks[id.slot() / CHUNK].cached_tokens[id.slot() % CHUNK] = cached as f32;
+            let chunk = &mut self.chunks[id.slot() / CHUNK];
+            chunk.cached_tokens[id.slot() % CHUNK] = cached as f32;
+            chunk.lower_tokens[id.slot() % CHUNK] = (lower as f32 * source.events).trunc();
             let sent = approximate.max(cached);
             if held.is_none_or(|(most, _)| sent > most) {
                 held = Some((sent, id.slot() as u16));
@@ -181,11 +190,11 @@ impl Columns {
         held
     }
 
-    /// Empties the column of cached tokens.
+    /// Empties the columns of cached tokens.
     pub(crate) fn release(&mut self, overlap: &[(EndpointId, Prediction)]) {
         for (id, _) in overlap {
             if let Some(chunk) = self.chunks.get_mut(id.slot() / CHUNK) {
-                chunk.cached_tokens[id.slot() % CHUNK] = 0.0;
+                (chunk.cached_tokens[id.slot() % CHUNK], chunk.lower_tokens[id.slot() % CHUNK]) = (0.0, 0.0);
             }
         }
     }
@@ -194,8 +203,10 @@ impl Columns {
 /// What a policy may ask to name the endpoints that it wants to look at. See [`crate::policy::Policy::shortlist`].
 pub struct Fleet<'a> {
     pub(crate) columns: &'a Columns,
-    /// Whether the column of cached tokens is filled.
+    /// Whether the columns of cached tokens are filled.
     pub(crate) has_cached: bool,
+    /// Whether some of the cached tokens have to be loaded.
+    pub(crate) has_lower: bool,
     /// Rates of all endpoints together.
     pub(crate) rates: &'a Rates,
     /// Most tokens of the prompt that an endpoint was sent before.
@@ -222,7 +233,7 @@ mod tests {
         assert_eq!((columns.totals(), columns.conditional()), ((1, 7), &[0][..]));
         assert_eq!([0, 1, 2].map(|slot| columns.contains(slot)), [false, true, false]);
 
-        let sent = |tokens| Prediction { exact: 9, approximate: tokens };
+        let sent = |tokens| Prediction { exact: 9, approximate: tokens, lower: 0 };
         let overlap = [(ids[0], sent(90)), (ids[1], sent(64)), (EndpointId::new(1, 1), sent(80))];
         assert_eq!(
             columns.hold(&overlap, 50),

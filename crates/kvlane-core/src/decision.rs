@@ -130,6 +130,8 @@ pub struct ReceiptRow {
     pub endpoint: EndpointId,
     /// Leading prompt tokens that it was expected to hold.
     pub overlap_tokens: u32,
+    /// Of these, the tokens that it was expected to hold only below the GPU.
+    pub lower_tokens: u32,
     /// How the overlap was known.
     pub knowledge: Knowledge,
     /// The prediction of each source.
@@ -214,6 +216,7 @@ impl Receipts {
             rows.push(ReceiptRow {
                 endpoint: candidate.endpoint,
                 overlap_tokens: candidate.overlap_tokens,
+                lower_tokens: candidate.lower_tokens,
                 knowledge: candidate.knowledge,
                 prediction: candidate.prediction,
                 requests: load.requests,

@@ -20,6 +20,9 @@ pub struct InFlight {
     /// Query-key pairs of those tokens: each pairs with itself and every token before it, cached or not.
     #[serde(default)]
     pub prefill_pairs: u64,
+    /// Tokens to load from below the GPU, by prediction, for requests whose first token has not arrived.
+    #[serde(default)]
+    pub lower_tokens: u64,
     /// Prompt tokens of all requests in flight plus their output tokens so far.
     pub context_tokens: u64,
 }
@@ -43,6 +46,7 @@ impl InFlight {
             moving: few(self.moving),
             prefill_tokens: many(self.prefill_tokens),
             prefill_pairs: many(self.prefill_pairs),
+            lower_tokens: many(self.lower_tokens),
             context_tokens: many(self.context_tokens),
         }
     }

@@ -364,15 +364,21 @@ impl Router {
         self.index().lookup(now, chain, approximate);
         let Some(Exact { index, speculation: sent }) = &self.exact else {
             self.raise_shared(chain, block_tokens, approximate, None);
-            let only_ours = |(id, blocks)| (id, Prediction { exact: 0, approximate: tokens(blocks) });
+            let only_ours =
+                |(id, blocks)| (id, Prediction { approximate: tokens(blocks), ..Prediction::default() });
             return approximate.iter().map(only_ours).collect();
         };
         index.lookup(chain, exact);
         read(sent).lookup(now, chain, speculation);
         self.raise_shared(chain, block_tokens, approximate, Some(speculation));
         let predicted = |id| {
-            let told = exact.blocks(id).max(speculation.blocks(id));
-            (id, Prediction { exact: tokens(told), approximate: tokens(approximate.blocks(id)) })
+            let sent = speculation.blocks(id);
+            let told = exact.blocks(id).max(sent);
+            // What a prompt before it needs is loaded for both. Engines evict a prompt's last blocks first, so what is below
+            // the GPU comes after what was sent.
+            let lower = exact.lower_blocks(id).min(told - sent);
+            let approximate = tokens(approximate.blocks(id));
+            (id, Prediction { exact: tokens(told), approximate, lower: tokens(lower) })
         };
         let (approximate, exact, speculation) = (&*approximate, &*exact, &*speculation);
         let ours = approximate.iter();
@@ -403,9 +409,11 @@ impl Router {
             Some(PrefillLeg { id, endpoint, feed, .. }) => (id, endpoint, feed),
             None => (request, placement.endpoint, placement.feed),
         };
-        // An endpoint without a feed reports nothing; only dispatches count there.
+        // An endpoint without a feed reports nothing; only dispatches count there. What is loaded is reported.
         let told = feed == Feed::Absent
-            || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
+            || !reusable.is_empty()
+                && scratch.exact.blocks(endpoint) as usize >= reusable.len()
+                && scratch.exact.lower_blocks(endpoint) == 0;
         self.note_dispatch(now, request, chain, endpoint, told);
     }
 

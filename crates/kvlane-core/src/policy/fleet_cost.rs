@@ -1,12 +1,13 @@
 //! `fleet_cost` (alias `auto`): the lowest marginal cost of the request to the whole fleet, in seconds.
 //!
 //! The cost of an endpoint is a sum. `q` is the prefill time that is left of the prompts queued there
-//! ([`Candidate::queued_s`]), `p` the prefill time of this prompt's uncached tokens, `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
+//! ([`Candidate::queued_s`]), `p` the prefill time of this prompt's uncached tokens, `l` the time to load its cached tokens that
+//! are only below the GPU, with the loads before it ([`Candidate::load_s`]; 0 if it needs none), `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
 //! tokens, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
 //!
 //! | Term | Seconds | Whose time it is |
 //! |---|---|---|
-//! | first token | `q + p` | this request, until its first token |
+//! | first token | `q + l + p` | this request, until its first token |
 //! | decode | `1/2 o s'` | this request, after its first token |
 //! | slower | `1/2 (s' - s) r min(o, usual)` | requests in flight, whose decode steps get longer |
 //! | stall | `3/10 p d` | decoding requests, which stall during this prefill |
@@ -22,6 +23,11 @@
 //! usual work there: `a` is what prefixes have brought to the endpoint within about a minute, and by their number should have
 //! (`fleet_cost/future.rs`). So a new prefix goes to
 //! an endpoint with capacity for its future requests, not to one that is idle only at this moment.
+//!
+//! A load stalls no answers and delays no prompt that needs none, so it has no terms "stall" and "behind". Loaded blocks take
+//! room on the GPU as computed ones do, but an engine with a lower tier keeps there what it evicts, so a load makes nothing be
+//! computed again. That what it evicts may be loaded again, `R/(1-R) l`, is left out: with it, chats in front of a tier of 3 GB/s
+//! find 1 % fewer of their tokens cached, and no figure is better beyond the noise.
 //!
 //! All workload properties are measured: rates, lengths, shares. Four weights remain, the same for all workloads,
 //! which compare seconds: one between output tokens counts half as much as one before the first token, one of stall
@@ -54,8 +60,9 @@
 //!
 //! A request that names an adapter (LoRA) has further terms, of the load that it may cause: see `fleet_cost/adapters.rs`.
 //!
-//! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
-//! slower machines too, which improves the mean and worsens the longest waits.
+//! Known limits: what a computed prompt evicts counts as computed again, although an engine with a lower tier may load it.
+//! In a mixed fleet with free capacity, long prompts go to the slower machines too, which improves the mean and worsens the
+//! longest waits.
 
 mod adapters;
 mod future;
@@ -272,6 +279,7 @@ pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tok
     let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
     let decoding = f64::from(in_flight.decoding());
     row.queued_s()
+        + row.load_s()
         + prefill_s * (1.0 + STALL_WORTH * decoding + BEHIND * f64::from(prefilling))
         + DECODE_WORTH * output_tokens * with_s
         + DECODE_WORTH * output_tokens.min(usual_output_tokens) * (with_s - before_s) * f64::from(requests)
@@ -387,6 +395,7 @@ impl Terms<'_> {
         let decoding = f64::from(in_flight.decoding());
         let stalled_s = if self.may_split { effect.stalled_s() * effect.growth(row) } else { effect.prefill_s };
         row.queued_s()
+            + row.load_s()
             + effect.prefill_s * (1.0 + self.behind * f64::from(in_flight.prefilling) + self.evicted(in_flight))
             + self.stall * stalled_s * decoding
     }
@@ -608,10 +617,12 @@ mod tests {
         // Overlap, requests, queued prefill tokens, context tokens.
         let mut case = Case::new("fleet_cost", 1000, &[(400, 5, 300, 9000)]);
         let load = &mut case.rows[0].load.in_flight;
-        (load.prefilling, load.prefill_pairs) = (2, 50_000);
+        (load.prefilling, load.prefill_pairs, load.lower_tokens) = (2, 50_000, 700);
+        case.rows[0].lower_tokens = 100;
         let rates = Rates {
             prefill_token_s: 1e-4,
             prefill_pair_s: 1e-8,
+            load_token_s: 2e-5,
             step_s: 0.01,
             sequence_s: 1e-4,
             context_token_s: 1e-7,
@@ -623,6 +634,7 @@ mod tests {
         let (before_s, with_s) = (0.01 + 5e-4 + 9e-4, 0.01 + 6e-4 + 1e-7 * (9000.0 + 1000.0 + 100.0));
         // Before any observation, `R` is 0 and `F` is 1; without placed work there is no new-prefix term.
         let expected = queue_s
+            + 2e-5 * (700.0 + 100.0)
             + prefill_s * (1.0 + 0.3 * 3.0 + 2.0 * 2.0)
             + 0.5 * 200.0 * with_s
             + 0.5 * (with_s - before_s) * 5.0 * 200.0;
@@ -641,6 +653,29 @@ mod tests {
         let with_queue = |tokens| picks(FLEET_COST, 8000, &[(8000, 1, tokens, 8000), (0, 0, 0, 0)]);
         assert_eq!(with_queue(2000), [(0, Reason::LowestCost)]);
         assert_eq!(with_queue(200_000), [(1, Reason::LowestCost)]);
+    }
+
+    #[test]
+    fn a_prefix_to_load_costs_more_than_one_on_the_gpu_and_less_than_one_to_compute() {
+        let mut case = Case::new("fleet_cost", 8000, &[(6000, 3, 0, 9000), (6000, 3, 0, 9000), (0, 3, 0, 9000)]);
+        case.rows[1].lower_tokens = 6000;
+        // Without loads in front of it, and with prompts that come again.
+        for _ in 0..300 {
+            let costs = costs(&mut case);
+            assert!(costs[0] < costs[1] && costs[1] < costs[2], "{costs:?}");
+        }
+        // Loads before its own delay it, and no prompt that needs none.
+        let before = costs(&mut case);
+        case.rows.iter_mut().for_each(|row| row.load.in_flight.lower_tokens = 50_000);
+        let after = costs(&mut case);
+        let more: Vec<f64> = before.iter().zip(&after).map(|(before, after)| after - before).collect();
+        let load_s = 50_000.0 * Rates::default().load_token_s;
+        let rest = [more[0], more[1] - load_s, more[2]];
+        assert!(rest.iter().all(|more_s| more_s.abs() < 0.1 * load_s), "{more:?} {load_s}");
+        // A tier that is slower than computing is not worth going to.
+        case.rows.iter_mut().for_each(|row| row.rates.load_token_s = 10.0 * row.rates.prefill_token_s);
+        case.rows[0].lower_tokens = 6000;
+        assert_eq!(case.pick().0, 2);
     }
 
     #[test]

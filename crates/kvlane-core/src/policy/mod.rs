@@ -764,6 +764,7 @@ mod tests {
             row.rates = Rates {
                 prefill_token_s,
                 prefill_pair_s,
+                load_token_s: 0.2 * prefill_token_s,
                 step_s,
                 sequence_s,
                 context_token_s,

@@ -168,19 +168,35 @@ impl<const N: usize> TryFrom<Vec<f64>> for Filter<N> {
     type Error = String;
 
     fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
-        let [covariance, noise, shift, end] = [N, N + N * N, N + N * N + KINDS, N + N * N + 2 * KINDS];
-        if numbers.len() != end || !numbers.iter().all(|number| number.is_finite()) {
-            return Err(format!("a filter of {N} factors has {end} numbers"));
+        match numbers.len() == numbers_of(N) {
+            true => Self::read(numbers, &Self::new([[0.0; N]; N], [0.0; KINDS])),
+            false => Err(format!("a filter of {N} factors has {} numbers", numbers_of(N))),
         }
-        Ok(Self {
-            logs: std::array::from_fn(|at| numbers[at]),
-            covariance: std::array::from_fn(|row| {
-                std::array::from_fn(|column| numbers[covariance + row * N + column])
-            }),
-            noise: std::array::from_fn(|kind| numbers[noise + kind]),
-            shift: std::array::from_fn(|kind| numbers[shift + kind]),
-        })
     }
+}
+
+impl<const N: usize> Filter<N> {
+    /// A filter of at most `N` factors from its numbers. Further factors are as in `unsure`: nothing is known of them.
+    pub(super) fn read(numbers: Vec<f64>, unsure: &Self) -> Result<Self, String> {
+        let factors = (1..=N).find(|&factors| numbers.len() == numbers_of(factors));
+        let Some(n) = factors.filter(|_| numbers.iter().all(|number| number.is_finite())) else {
+            return Err(format!("a filter of {N} factors has {} numbers", numbers_of(N)));
+        };
+        let mut filter = *unsure;
+        filter.logs[..n].copy_from_slice(&numbers[..n]);
+        for (row, covariance) in filter.covariance[..n].iter_mut().zip(numbers[n..].chunks_exact(n)) {
+            row[..n].copy_from_slice(covariance);
+        }
+        let kinds = &numbers[n + n * n..];
+        filter.noise.copy_from_slice(&kinds[..KINDS]);
+        filter.shift.copy_from_slice(&kinds[KINDS..]);
+        Ok(filter)
+    }
+}
+
+/// How many numbers a filter of so many factors has.
+fn numbers_of(factors: usize) -> usize {
+    factors + factors * factors + 2 * KINDS
 }
 
 fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {

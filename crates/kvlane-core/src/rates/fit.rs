@@ -5,7 +5,7 @@
 //!
 //! | factors | of |
 //! |---|---|
-//! | of the pool ([`Fit`]) | a prompt token; a pair beside it; a step; sequences and contexts beside it; a request's way; its wait for steps |
+//! | of the pool ([`Fit`]) | a prompt token; a pair beside it; a step; sequences and contexts beside it; a request's way; its wait for steps; a loaded token beside a prompt token |
 //! | of an endpoint ([`Pace`]) | its prefill; its decoding |
 //!
 //! Their logarithms are the states of two filters (Kalman, Journal of Basic Engineering 82 (1960), p. 35; [`Filter`]).
@@ -19,7 +19,8 @@
 //! again without gain.
 
 use libm::{exp, log};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::filter::{Expected, Filter, KINDS, Observed};
 use super::model::{Part, Rates, Work, fourth_norm};
@@ -27,7 +28,7 @@ use crate::evidence::Evidence;
 use crate::time::Nanos;
 
 /// Factors of a pool.
-const TERMS: usize = 6;
+const TERMS: usize = 7;
 /// Those that an endpoint has of its own ([`Part::ALL`]): of a prompt token; of a step.
 const TOKEN: usize = 0;
 const STEP: usize = 1;
@@ -37,6 +38,8 @@ const PAIR: usize = 2;
 const LOAD: usize = 3;
 const WAY: usize = 4;
 const WAIT: usize = 5;
+/// Of a token that is loaded from below the GPU, beside a prompt token.
+const LOADED: usize = 6;
 
 /// Standard deviations of logarithms of factors before any measurement: of the machine as a whole, of its prefill and
 /// its decoding beside that, of the ratios within each, of a request's way and wait. A typical machine is assumed where none is
@@ -47,6 +50,9 @@ const PAIR_RATIO: f64 = 0.5;
 const LOAD_RATIO: f64 = 0.5;
 const REQUEST_WAY: f64 = 0.5;
 const WAIT_STEPS: f64 = 0.5;
+/// Of a loaded token beside a prompt token. Wide: from 450 GB/s between the chips of a GH200 down to 3 GB/s of a disk, and a
+/// model with compressed KV blocks has a quarter of the bytes for the same arithmetic.
+const LOADED_RATIO: f64 = 1.2;
 /// Of what an endpoint that is not like its pool deviates from it.
 const OWN: f64 = 0.5;
 /// And the most that is believed.
@@ -89,6 +95,7 @@ pub(crate) enum Measured {
 /// Factors on a pool's base rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fit {
+    #[serde(deserialize_with = "filter_of_terms")]
     filter: Filter<TERMS>,
     /// Observations of prefill and of decoding: the shares that they have in times.
     observations: [f64; 2],
@@ -123,7 +130,8 @@ pub(crate) struct Prefilled {
 
 /// Work by the terms that have a factor.
 struct Terms {
-    /// Seconds by the base rates: of prompts in a step that computes some; of a step; of a request's way. Steps of waits.
+    /// Seconds by the base rates: of prompts in a step that computes some; of a step; of a request's way; of loads. Steps of
+    /// waits.
     secs: [f64; TERMS],
     /// Steps, and those that compute prompts.
     steps: f64,
@@ -151,6 +159,7 @@ impl Rates {
         secs[LOAD] = per_step;
         secs[WAY] = self.request_s * f64::from(work.requests);
         secs[WAIT] = self.wait_steps * f64::from(work.waits);
+        secs[LOADED] = self.load_token_s * work.loaded_tokens as f64;
         Terms { secs, steps, chunks }
     }
 }
@@ -177,15 +186,17 @@ impl Fit {
         covariance[LOAD][LOAD] = LOAD_RATIO * LOAD_RATIO;
         covariance[WAY][WAY] = REQUEST_WAY * REQUEST_WAY;
         covariance[WAIT][WAIT] = WAIT_STEPS * WAIT_STEPS;
+        covariance[LOADED][LOADED] = LOADED_RATIO * LOADED_RATIO;
         Filter::new(covariance, NOISE)
     }
 
     /// The rates by this router's own measurements.
     fn own_rates(&self, base: &Rates) -> Rates {
-        let [token, step, pair, load, way, wait] = *self.filter.logs();
+        let [token, step, pair, load, way, wait, loaded] = *self.filter.logs();
         Rates {
             prefill_token_s: base.prefill_token_s * exp(token),
             prefill_pair_s: base.prefill_pair_s * exp(token + pair),
+            load_token_s: base.load_token_s * exp(token + loaded),
             step_s: base.step_s * exp(step),
             sequence_s: base.sequence_s * exp(step + load),
             context_token_s: base.context_token_s * exp(step + load),
@@ -249,13 +260,13 @@ impl Fit {
         // What the endpoint takes over from the pool is not sure, either (Schmidt's consider filter).
         let share_of =
             |term: usize| before.shares[term] * before.shares[term] * self.filter.variance_of(term);
-        let taken_over = [PAIR, LOAD, WAY, WAIT].map(share_of).iter().sum::<f64>();
+        let taken_over = [PAIR, LOAD, WAY, WAIT, LOADED].map(share_of).iter().sum::<f64>();
         self.filter.observe(&observed, &Self::unsure(), |logs| expected(&terms, logs));
         let unsure = Self::unsure().part(PARTS, OWN * OWN);
-        let [_, _, pair, load, way, wait] = *self.filter.logs();
+        let [_, _, pair, load, way, wait, loaded] = *self.filter.logs();
         let observed = Observed { more: observed.more + taken_over, is_of_many: false, own: 0.0, ..observed };
         own.observe(&observed, &unsure, |&[token, step]| {
-            let Expected { log, shares } = expected(&terms, &[token, step, pair, load, way, wait]);
+            let Expected { log, shares } = expected(&terms, &[token, step, pair, load, way, wait, loaded]);
             Expected { log, shares: PARTS.map(|part| shares[part]) }
         });
         at.filter = Some(own);
@@ -369,27 +380,34 @@ fn believed(deviation: f64, variance: f64) -> f64 {
 }
 
 /// The time of terms with these factors, and its derivatives by their logarithms.
-fn expected(terms: &Terms, [token, step, pair, load, way, wait]: &[f64; TERMS]) -> Expected<TERMS> {
+fn expected(terms: &Terms, [token, step, pair, load, way, wait, loaded]: &[f64; TERMS]) -> Expected<TERMS> {
     let &Terms { mut secs, steps, chunks } = terms;
-    let logs = [*token, *step, token + pair, step + load, *way, *wait];
+    let logs = [*token, *step, token + pair, step + load, *way, *wait, token + loaded];
     secs.iter_mut().zip(logs).for_each(|(secs, log)| *secs *= exp(log));
-    let [tokens_s, step_s, pairs_s, load_s, way_s, waited] = secs;
+    let [tokens_s, step_s, pairs_s, load_s, way_s, waited, loaded_s] = secs;
     let chunk_s = fourth_norm(tokens_s, step_s);
     let wait_s = waited * (step_s + load_s);
-    let all_s = chunks * (chunk_s + pairs_s) + (steps - chunks) * step_s + steps * load_s + way_s + wait_s;
+    let all_s =
+        chunks * (chunk_s + pairs_s) + (steps - chunks) * step_s + steps * load_s + way_s + wait_s + loaded_s;
     // Derivatives of the second norm by the logarithms of its two terms. Those of the fourth all but vanish for the
     // smaller one, which would never be found to be the larger.
     let hidden = |secs: f64| chunks * chunk_s * secs * secs / (tokens_s * tokens_s + step_s * step_s);
     let shares = [
-        hidden(tokens_s) + chunks * pairs_s,
+        hidden(tokens_s) + chunks * pairs_s + loaded_s,
         hidden(step_s) + (steps - chunks) * step_s + steps * load_s + wait_s,
         chunks * pairs_s,
         (steps + waited) * load_s,
         way_s,
         wait_s,
+        loaded_s,
     ];
     let shares = shares.map(|secs| secs / all_s);
     Expected { log: log(all_s), shares }
+}
+
+/// Reads a filter; one of fewer factors, which an earlier version has written, has the first ones.
+fn filter_of_terms<'de, D: Deserializer<'de>>(from: D) -> Result<Filter<TERMS>, D::Error> {
+    Filter::read(Vec::deserialize(from)?, &Fit::unsure()).map_err(D::Error::custom)
 }
 
 /// Variance of a time of so many steps beside that of its kind.
@@ -439,6 +457,7 @@ mod tests {
         chunks: 0.0,
         sequences: 12,
         context_tokens: 20_000,
+        loaded_tokens: 0,
         requests: 0,
         waits: 0,
     };
@@ -519,6 +538,65 @@ mod tests {
         }
         assert!(100 * off <= works, "{off} of {works} times are off by more than a tenth");
         assert!(20 * within >= 19 * all, "{within} of {all} rates are within three standard errors");
+    }
+
+    /// The time of a loaded token follows from first tokens of prompts of which a part was loaded, on machines and tiers of
+    /// any speed; where nothing is loaded it stays a share of the time of a prompt token.
+    #[test]
+    fn the_speed_of_a_tier_follows_from_first_tokens_that_loaded_something() {
+        use Measured::{FirstToken, Tokens};
+        let loading = |tokens, loaded_tokens| Work { loaded_tokens, ..prompt(tokens) };
+        let traffic = [
+            (FirstToken, loading(500, 6000)),
+            (Tokens, answer(8)),
+            (FirstToken, prompt(3000)),
+            (Tokens, answer(8)),
+            (FirstToken, loading(900, 2000)),
+        ];
+        for seed in 0..100 {
+            let mut rng = Rng::new(seed);
+            let base = Rates::default().times(0.3 * exp(rng.unit() * 3.0), 0.3 * exp(rng.unit() * 3.0));
+            // From as fast as a tenth of the prior to a disk that takes three times as long as computing.
+            let load_token_s = base.prefill_token_s * 0.02 * exp(rng.unit() * 5.0);
+            let mut machine = Machine { rates: Rates { load_token_s, ..base }, rng };
+            let (rates, _) = learned(&mut machine, &traffic, 200);
+            for (_, work) in &traffic {
+                let error = rates.seconds_of(work) / machine.rates.seconds_of(work) - 1.0;
+                assert!(error.abs() < 0.15, "seed {seed}: {error} of {work:?}");
+            }
+            // Where a load is a tenth of the time of a first token or more, the time of a token is known.
+            if load_token_s > 0.1 * base.prefill_token_s {
+                let error = rates.load_token_s / load_token_s - 1.0;
+                assert!(error.abs() < 0.25, "seed {seed}: {error}");
+            }
+            let (rates, _) = learned(&mut machine, &traffic[1..4], 200);
+            let share = rates.load_token_s / rates.prefill_token_s;
+            assert!((share - 0.2).abs() < 1e-9, "seed {seed}: nothing was loaded: {share}");
+        }
+    }
+
+    #[test]
+    fn a_fit_of_an_earlier_version_has_its_factors_and_knows_nothing_of_further_ones() {
+        let (mut fit, mut pace, base) = (Fit::default(), Pace::default(), Rates::default());
+        let mut machine = Machine::new(Rates::default().times(3.0, 2.0), 1);
+        for _ in 0..50 {
+            let taken_s = machine.takes(&prompt(4000));
+            fit.observe(&mut pace, &base, Measured::FirstToken, taken_s, &prompt(4000));
+        }
+        let mut kept = serde_json::to_value(fit).expect("a fit");
+        let read = |kept: &serde_json::Value| serde_json::from_value::<Fit>(kept.clone());
+        assert_eq!(read(&kept).expect("the same"), fit);
+        // Six factors: without the last row and column, of which nothing was observed.
+        let numbers: Vec<f64> = serde_json::from_value(kept["filter"].clone()).expect("numbers");
+        let (logs, rest) = numbers.split_at(TERMS);
+        let (covariance, kinds) = rest.split_at(TERMS * TERMS);
+        let rows = covariance.chunks(TERMS).take(TERMS - 1).flat_map(|row| &row[..TERMS - 1]);
+        let before: Vec<f64> = logs[..TERMS - 1].iter().chain(rows).chain(kinds).copied().collect();
+        kept["filter"] = serde_json::json!(before);
+        assert_eq!(read(&kept).expect("an earlier one"), fit);
+        kept["filter"] = serde_json::json!(&before[1..]);
+        let error = read(&kept).expect_err("no filter").to_string();
+        assert!(error.contains("a filter of 7 factors has 62 numbers"), "{error}");
     }
 
     #[test]

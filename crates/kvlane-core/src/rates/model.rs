@@ -13,6 +13,8 @@ pub struct Rates {
     pub prefill_token_s: f64,
     /// Per query-key pair of those tokens.
     pub prefill_pair_s: f64,
+    /// Per cached prompt token that is only below the GPU: loading its KV blocks.
+    pub load_token_s: f64,
     /// Per step: reading the weights, launching kernels.
     pub step_s: f64,
     /// Per decoding sequence.
@@ -31,6 +33,8 @@ pub(crate) struct Work {
     /// Prompt tokens to compute, and their query-key pairs.
     pub(crate) tokens: u64,
     pub(crate) pairs: u64,
+    /// Prompt tokens whose KV blocks are loaded from below the GPU before that.
+    pub(crate) loaded_tokens: u64,
     /// Steps, in so many of which the prompts are computed; each with so many decoding sequences, whose contexts have so
     /// many tokens together.
     pub(crate) steps: f64,
@@ -59,6 +63,12 @@ pub(crate) enum Part {
 /// Prompt length, in tokens, for which an endpoint's prefill rate is shown: the longer a prompt, the longer each token takes.
 const SHOWN_TOKENS: u64 = 4096;
 
+/// Time to load a token's KV blocks, as a share of the time to compute the token, before any load is measured: Qwen3-32B keeps
+/// 256 KiB per token, which take 13 µs from host memory at 20 GB/s (what BLIS assumes for host DRAM; inference-sim, device
+/// table) and are computed in 60 µs on two H100; Llama-3.1-8B on one H100: 128 KiB, 6.6 and 25 µs. A larger model has more
+/// bytes and more arithmetic per token, and a slower machine an older bus, so the share differs less than the time.
+const LOADED_SHARE: f64 = 0.2;
+
 /// Seconds of a request outside of steps before any is measured, if the machine does not say: some milliseconds in front of
 /// vLLM, and nothing to speak of in the simulator.
 const REQUEST_S: f64 = 1e-3;
@@ -77,6 +87,7 @@ impl Default for Rates {
         Self {
             prefill_token_s: 25e-6,
             prefill_pair_s: 1.0e-9,
+            load_token_s: LOADED_SHARE * 25e-6,
             step_s: 6.5e-3,
             sequence_s: 20e-6,
             context_token_s: 45e-9,
@@ -103,9 +114,11 @@ impl Rates {
         let ((near_s, near_pairs), (far_s, far_pairs)) = (chunk(0, 4096), chunk(32_768, 4096));
         let prefill_pair_s = (far_s - near_s) / (far_pairs - near_pairs);
         let step_s = decode(1, 0);
+        let prefill_token_s = (near_s - prefill_pair_s * near_pairs) / 4096.0;
         Self {
-            prefill_token_s: (near_s - prefill_pair_s * near_pairs) / 4096.0,
+            prefill_token_s,
             prefill_pair_s,
+            load_token_s: LOADED_SHARE * prefill_token_s,
             step_s,
             sequence_s: (decode(65, 0) - step_s) / 64.0,
             context_token_s: (decode(32, 8192) - decode(32, 0)) / (32.0 * 8192.0),
@@ -129,6 +142,7 @@ impl Rates {
         Self {
             prefill_token_s: self.prefill_token_s * prefill,
             prefill_pair_s: self.prefill_pair_s * prefill,
+            load_token_s: self.load_token_s * prefill,
             step_s: self.step_s * decode,
             sequence_s: self.sequence_s * decode,
             context_token_s: self.context_token_s * decode,
@@ -142,6 +156,7 @@ impl Rates {
         let load_s = self.decode_step_s(work.sequences, work.context_tokens) - self.step_s;
         chunks * fourth_norm(self.prefill_token_s * work.tokens as f64 / chunks, self.step_s)
             + self.prefill_pair_s * work.pairs as f64
+            + self.load_token_s * work.loaded_tokens as f64
             + (steps - chunks) * self.step_s
             + steps * load_s
             + self.request_s * f64::from(work.requests)
@@ -171,13 +186,14 @@ impl Rates {
 
 impl Work {
     /// Until the first token of a request that is sent to an endpoint with these requests in flight, and of whose
-    /// prompt so many tokens and pairs are to be computed: the prompts that wait there, and its own.
+    /// prompt so many tokens and pairs are to be computed: the prompts that wait there, and its own. Nothing is loaded.
     pub(crate) fn until_first_token(in_flight: &InFlight, uncached_tokens: u32, uncached_pairs: u64) -> Self {
         let tokens = in_flight.prefill_tokens + u64::from(uncached_tokens);
         let chunks = chunks(tokens, 1);
         Self {
             tokens,
             pairs: in_flight.prefill_pairs + uncached_pairs,
+            loaded_tokens: 0,
             steps: chunks,
             chunks,
             sequences: in_flight.decoding(),

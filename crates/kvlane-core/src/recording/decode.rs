@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bytes::{Cursor, unfolded};
 use super::encode::{
-    ENDS, Kind, MICROS_ON, Memory, NANOS_BACK, NANOS_ON, REJECTIONS, SAME_REQUEST, SAME_TIME, has,
+    ENDS, HAS_LOWER, Kind, MICROS_ON, Memory, NANOS_BACK, NANOS_ON, REJECTIONS, SAME_REQUEST, SAME_TIME, has,
 };
 use super::{Entry, Segment};
 use crate::block::BlockHash;
@@ -215,10 +215,11 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
 fn overlap(rest: &mut Cursor<'_>) -> Option<Vec<(EndpointId, Prediction)>> {
     let mut overlap = Vec::new();
     for _ in 0..rest.number()? {
-        let exact = rest.number()?;
-        let same = exact & 1 == 1;
-        let exact = u32::try_from(exact >> 1).ok()?;
+        let told = rest.number()?;
+        let (same, has_lower) = (told & 1 == 1, told & HAS_LOWER != 0);
+        let exact = u32::try_from((told & !HAS_LOWER) >> 1).ok()?;
         let approximate = if same { exact } else { rest.u32()? };
+        let lower = if has_lower { rest.u32()? } else { 0 };
         let mut from = 0u32;
         for _ in 0..rest.number()? {
             let first = from.checked_add(rest.u32()?)?;
@@ -227,7 +228,7 @@ fn overlap(rest: &mut Cursor<'_>) -> Option<Vec<(EndpointId, Prediction)>> {
             if overlap.len() + more as usize >= ENDPOINTS_MAX {
                 return None;
             }
-            let prediction = Prediction { exact, approximate };
+            let prediction = Prediction { exact, approximate, lower };
             overlap.extend((first..=last).map(|number| (EndpointId::numbered(number), prediction)));
             from = last.checked_add(1).unwrap_or(last);
         }

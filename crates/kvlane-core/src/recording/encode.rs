@@ -61,6 +61,9 @@ impl Kind {
     ];
 }
 
+/// Flag of a prediction, beyond its number of tokens: some of them are only below the GPU.
+pub(super) const HAS_LOWER: u64 = 1 << 33;
+
 /// Flag: the entry has the same request as the previous one.
 pub(super) const SAME_REQUEST: u8 = 1 << 5;
 /// Time encodings, in the two highest bits.
@@ -351,7 +354,9 @@ fn put_overlap(out: &mut Vec<u8>, overlap: &[(EndpointId, Prediction)]) {
         put(out, u64::from(endpoint.number()));
         return put(out, 0);
     }
-    let key = |(id, prediction): &(EndpointId, Prediction)| (prediction.exact, prediction.approximate, *id);
+    let key = |(id, prediction): &(EndpointId, Prediction)| {
+        (prediction.exact, prediction.approximate, prediction.lower, *id)
+    };
     let mut sorted = overlap.to_vec();
     if !sorted.is_sorted_by_key(key) {
         sorted.sort_unstable_by_key(key);
@@ -375,9 +380,13 @@ fn put_overlap(out: &mut Vec<u8>, overlap: &[(EndpointId, Prediction)]) {
     }
 }
 
-fn put_prediction(out: &mut Vec<u8>, Prediction { exact, approximate }: Prediction) {
-    put(out, u64::from(exact) << 1 | u64::from(exact == approximate));
+fn put_prediction(out: &mut Vec<u8>, Prediction { exact, approximate, lower }: Prediction) {
+    let has_lower = if lower > 0 { HAS_LOWER } else { 0 };
+    put(out, u64::from(exact) << 1 | u64::from(exact == approximate) | has_lower);
     if exact != approximate {
         put(out, u64::from(approximate));
+    }
+    if lower > 0 {
+        put(out, u64::from(lower));
     }
 }

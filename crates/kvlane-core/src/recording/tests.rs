@@ -29,7 +29,11 @@ fn endpoints() -> impl Strategy<Value = EndpointId> {
 }
 
 fn overlaps() -> impl Strategy<Value = Vec<(EndpointId, Prediction)>> {
-    let prediction = (0u32..5, 0u32..5).prop_map(|(exact, approximate)| Prediction { exact, approximate });
+    let prediction = (0u32..5, 0u32..5, 0u32..3).prop_map(|(exact, approximate, lower)| Prediction {
+        exact,
+        approximate,
+        lower,
+    });
     prop::collection::btree_map(endpoints(), prediction, 0..40).prop_map(|map| map.into_iter().collect())
 }
 

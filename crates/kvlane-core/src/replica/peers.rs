@@ -139,6 +139,7 @@ impl InFlight {
             moving: few(self.moving, other.moving),
             prefill_tokens: many(self.prefill_tokens, other.prefill_tokens),
             prefill_pairs: many(self.prefill_pairs, other.prefill_pairs),
+            lower_tokens: many(self.lower_tokens, other.lower_tokens),
             context_tokens: many(self.context_tokens, other.context_tokens),
         }
     }

@@ -388,7 +388,7 @@ mod tests {
     }
 
     fn holds(slot: u16, tokens: u32) -> (EndpointId, Prediction) {
-        (endpoint(slot), Prediction { exact: 0, approximate: tokens })
+        (endpoint(slot), Prediction { exact: 0, approximate: tokens, lower: 0 })
     }
 
     fn refused(out: &[Output]) -> Option<Refused> {

@@ -224,13 +224,11 @@ impl Scheduler {
         or: IfNoneAvailable,
     ) -> Choice {
         let nothing = (EndpointId::new(0, 0), Prediction::default());
-        for &(endpoint, Prediction { exact, approximate }) in overlap {
+        for &(endpoint, prediction) in overlap {
             if endpoint.slot() >= self.overlap_by_slot.len() {
                 self.overlap_by_slot.resize(endpoint.slot() + 1, nothing);
             }
-            let within = |tokens: u32| tokens.min(request.prompt_tokens);
-            self.overlap_by_slot[endpoint.slot()] =
-                (endpoint, Prediction { exact: within(exact), approximate: within(approximate) });
+            self.overlap_by_slot[endpoint.slot()] = (endpoint, prediction.within(request.prompt_tokens));
         }
         for &endpoint in &*request.excluded {
             if endpoint.slot() >= self.excluded_by_slot.len() {

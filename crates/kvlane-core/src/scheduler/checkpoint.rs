@@ -1,7 +1,7 @@
 //! Checkpoint: the part of a scheduler's state that a recording starts from when it starts later than the scheduler.
 //!
 //! Left out, and learned again: answer lengths per conversation, cache accuracy, breakers and back-offs, a policy's own
-//! state, and the queue.
+//! state, the queue, and what is being loaded from below the GPU.
 
 use std::sync::Arc;
 
@@ -167,6 +167,7 @@ impl Scheduler {
             era: 0,
             prefill_tokens,
             prefill_pairs,
+            lower_tokens: 0,
             context_tokens,
             prompt_tokens,
             block_tokens,

@@ -22,6 +22,8 @@ pub(super) struct InFlightRequest {
     pub(super) prefill_tokens: u32,
     /// Query-key pairs of the tokens still to prefill.
     pub(super) prefill_pairs: u64,
+    /// Tokens to load from below the GPU before that.
+    pub(super) lower_tokens: u32,
     pub(super) context_tokens: u64,
     pub(super) prompt_tokens: u32,
     pub(super) block_tokens: u32,

@@ -156,6 +156,7 @@ impl Learning {
         Candidate {
             endpoint: endpoint.id,
             overlap_tokens: endpoint.cache_accuracy.counting(prediction),
+            lower_tokens: endpoint.cache_accuracy.counting_lower(prediction),
             knowledge: endpoint.cache_accuracy.knowledge(),
             prediction,
             part: endpoint.part,
@@ -280,6 +281,7 @@ impl Learning {
             // The request itself decodes as well.
             sequences: before.sequences.midpoint(since.sequences) + 1,
             context_tokens: before.context_tokens.midpoint(since.context_tokens),
+            loaded_tokens: before.loaded_tokens,
             requests: 1,
             waits: before.waits,
             ..since

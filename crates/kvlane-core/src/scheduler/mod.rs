@@ -320,11 +320,12 @@ impl Scheduler {
         let rates = self.rates(endpoint);
         let decode_s = rates.decode_step_s(in_flight.decoding(), context_tokens);
         let prefill_s = rates.prefill_s(prefill_tokens, prefill_pairs);
+        let load_s = rates.load_token_s * in_flight.lower_tokens as f64;
         // One step computes part of the pending prefill, and all prompts may be computed before decoding continues
         // (SGLang).
         let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
         let is_learned = self.learning.is_learned() || self.config.timing.is_some();
-        let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
+        let (step_s, token_s) = (load_s + share * prefill_s + decode_s, load_s + prefill_s + decode_s);
         // A request makes no progress while its blocks are on their way.
         (requests > moving).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
@@ -431,11 +432,13 @@ impl Scheduler {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
+        let lower_tokens = std::mem::take(&mut flight.lower_tokens);
         let prefilling = std::mem::take(&mut flight.prefilling);
         if let Some(endpoint) = self.pool.get_mut(flight.endpoint) {
             let ledger = &mut endpoint.load.in_flight;
             ledger.prefill_tokens -= prefill_tokens;
             ledger.prefill_pairs -= prefill_pairs;
+            ledger.lower_tokens -= u64::from(lower_tokens);
             ledger.prefilling -= u32::from(prefilling);
             endpoint.computing_since = now;
             let prompts = u64::from(prefilling);
@@ -536,6 +539,7 @@ impl Scheduler {
             ledger.prefilling -= u32::from(flight.prefilling);
             ledger.moving -= u32::from(flight.moving());
             ledger.prefill_pairs -= flight.prefill_pairs;
+            ledger.lower_tokens -= u64::from(flight.lower_tokens);
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
             self.report_drained(flight.endpoint, out);
@@ -639,7 +643,7 @@ mod tests {
             overlap: &[(EndpointId, u32)],
         ) -> Vec<Output> {
             let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
-            let prediction = |approximate| Prediction { exact: 0, approximate };
+            let prediction = |approximate| Prediction { exact: 0, approximate, lower: 0 };
             let overlap = overlap.iter().map(|&(id, tokens)| (id, prediction(tokens))).collect();
             self.step(Input::Arrived { request, overlap, block_tokens: 16 })
         }
@@ -761,7 +765,7 @@ mod tests {
             prefill_tokens: 8000,
             prefill_pairs: 4000 * 8001,
             context_tokens: 8000,
-            moving: 0,
+            ..InFlight::default()
         };
         let expected_s = Rates::default().seconds_of(&Work::until_first_token(&first, 8000, 4000 * 8001));
         world.now = Nanos::from_secs_f64(expected_s);
@@ -1156,7 +1160,7 @@ mod tests {
                         request.tenant = Some(TenantKey(tenant)).filter(|_| tenant > 0);
                         asked.push(request.id);
                         let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
-                        let prediction = Prediction { exact: overlap / 2, approximate: overlap };
+                        let prediction = Prediction { exact: overlap / 2, approximate: overlap, lower: 0 };
                         world.step(Input::Arrived { request, overlap: vec![(id, prediction)], block_tokens: 16 })
                     }
                     Act::LookUp(lazy) => {

@@ -107,7 +107,7 @@ impl Scheduler {
             flight.is_split = true;
             flight.timed.is_delayed();
             let tokens = std::mem::take(&mut flight.prefill_tokens);
-            flight.prefill_pairs = 0;
+            (flight.prefill_pairs, flight.lower_tokens) = (0, 0);
             flight.receiving = Some(Receiving { leg: leg.id, from: leg.endpoint, tokens, since: None });
             let asked = SchedulingRequest { id: leg.id, session: None, ..request.clone() };
             let first = InFlightRequest {
@@ -171,6 +171,7 @@ impl Scheduler {
             era: 0,
             prefill_tokens: uncached,
             prefill_pairs: pairs,
+            lower_tokens: row.lower_tokens,
             context_tokens: u64::from(request.prompt_tokens),
             prompt_tokens: request.prompt_tokens,
             block_tokens,
@@ -203,6 +204,7 @@ impl Scheduler {
             ledger.prefilling += u32::from(flight.prefilling);
             ledger.moving += u32::from(flight.moving());
             ledger.prefill_pairs += flight.prefill_pairs;
+            ledger.lower_tokens += u64::from(flight.lower_tokens);
             ledger.prefill_tokens += u64::from(flight.prefill_tokens);
             ledger.context_tokens += flight.context_tokens;
         }

@@ -150,6 +150,7 @@ impl Scheduler {
         let fleet = Fleet {
             columns,
             has_cached,
+            has_lower: has_cached && overlap.iter().any(|(_, prediction)| prediction.lower > 0),
             rates: self.learning.pool_rates(),
             seen_tokens: sent.chain(held.map(|(sent, _)| sent)).max().unwrap_or(0),
         };
@@ -192,11 +193,7 @@ fn predicted(
 ) -> Prediction {
     let place = places.get(id.slot()).copied().unwrap_or(u32::MAX);
     let of = overlap.get(place as usize).filter(|(holder, _)| *holder == id);
-    let Prediction { exact, approximate } = of.map(|(_, prediction)| *prediction).unwrap_or_default();
-    Prediction {
-        exact: exact.min(request.prompt_tokens),
-        approximate: approximate.min(request.prompt_tokens),
-    }
+    of.map(|(_, prediction)| prediction.within(request.prompt_tokens)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -246,7 +243,8 @@ mod tests {
         let share = [0.0, 0.03, 0.9][rng.below(3)];
         let held = (0..endpoints).filter_map(|slot| {
             let (exact, approximate) = (rng.below(9000) as u32, rng.below(9000) as u32);
-            (rng.unit() < share).then_some((endpoint(slot as u16), Prediction { exact, approximate }))
+            let lower = if rng.below(3) == 0 { rng.below(exact as usize + 1) as u32 } else { 0 };
+            (rng.unit() < share).then_some((endpoint(slot as u16), Prediction { exact, approximate, lower }))
         });
         held.collect()
     }

@@ -312,6 +312,7 @@ mod tests {
             prefilling: 1,
             prefill_tokens: 100,
             prefill_pairs: pairs,
+            lower_tokens: 0,
             context_tokens: 100,
             moving: 0,
         };
@@ -487,7 +488,7 @@ mod tests {
                     world.scheduler.splits.transfers.failed(now, endpoint(from), endpoint(to), 60.0)
                 });
             }
-            let held = Prediction { exact: 0, approximate: 9990 };
+            let held = Prediction { exact: 0, approximate: 9990, lower: 0 };
             let request =
                 SchedulingRequest { leg: Some(LEG), ..SchedulingRequest::new(RequestId(9), 10_000) };
             let overlap = vec![(endpoint(0), held)];

@@ -153,6 +153,7 @@ impl CellLoad {
             cell.rates = Rates {
                 prefill_token_s: mean(|rates| rates.prefill_token_s),
                 prefill_pair_s: mean(|rates| rates.prefill_pair_s),
+                load_token_s: mean(|rates| rates.load_token_s),
                 step_s: mean(|rates| rates.step_s),
                 sequence_s: mean(|rates| rates.sequence_s),
                 context_token_s: mean(|rates| rates.context_token_s),
@@ -279,6 +280,7 @@ impl Front {
             moving: 0,
             prefill_tokens: row.uncached_tokens(request).into(),
             prefill_pairs: row.uncached_pairs(request),
+            lower_tokens: row.lower_tokens.into(),
             context_tokens: request.prompt_tokens.into(),
         };
         let picked = row.endpoint.slot();

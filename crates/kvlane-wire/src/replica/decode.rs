@@ -146,6 +146,7 @@ impl Decoder {
                 7 => load.context_tokens = value,
                 8 => placed_s = f64::from_bits(value),
                 9 => breaker_changes = small("breaker_changes", value)?,
+                10 => load.lower_tokens = value,
                 _ => {}
             }
         }

@@ -186,6 +186,7 @@ fn write_share(message: &mut Message, endpoint: u64, share: &Share) {
         message.fixed64(8, share.placed_s.to_bits());
     }
     number(message, 9, share.breaker_changes.into());
+    number(message, 10, load.lower_tokens);
 }
 
 fn write_turn(message: &mut Message, endpoint: u64, turn: &Turn) {

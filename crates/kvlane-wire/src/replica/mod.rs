@@ -10,7 +10,7 @@
 //!          block_tokens = 6; repeated Prompt prompts = 7; repeated Service services = 8;
 //!          repeated Learned learned = 9; repeated Turn turns = 10; }
 //! Share  { endpoint = 1; requests = 2; prefilling = 3; moving = 4; prefill_tokens = 5; prefill_pairs = 6;
-//!          context_tokens = 7; double placed_s = 8; breaker_changes = 9; }
+//!          context_tokens = 7; double placed_s = 8; breaker_changes = 9; lower_tokens = 10; }
 //! Prompt { endpoint = 1; repeated fixed64 marks = 2; }
 //! Service { sint priority = 1; lane = 2; fixed64 tenant = 3; since = 4; sint tokens = 5; }
 //! Turn   { endpoint = 1; fixed64 session = 2; fixed64 stamp = 3; prompt_tokens = 4; }

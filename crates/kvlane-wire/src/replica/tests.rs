@@ -44,14 +44,17 @@ fn told(frames: Vec<Frame>) -> News {
 }
 
 fn shares() -> impl Strategy<Value = Vec<(Arc<str>, Share)>> {
-    let load = any::<(u32, u32, u32, u64, u64, u64)>().prop_map(
-        |(requests, prefilling, moving, prefill_tokens, prefill_pairs, context_tokens)| InFlight {
-            requests,
-            prefilling,
-            moving,
-            prefill_tokens,
-            prefill_pairs,
-            context_tokens,
+    let load = any::<(u32, u32, u32, u64, u64, u64, u64)>().prop_map(
+        |(requests, prefilling, moving, prefill_tokens, prefill_pairs, lower_tokens, context_tokens)| {
+            InFlight {
+                requests,
+                prefilling,
+                moving,
+                prefill_tokens,
+                prefill_pairs,
+                lower_tokens,
+                context_tokens,
+            }
         },
     );
     let share = ("[a-f]{1,3}", load, 0.0f64..1e12, any::<u32>());

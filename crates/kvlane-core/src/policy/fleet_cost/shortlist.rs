@@ -3,10 +3,10 @@
 //! The price of a whole request at an endpoint is, with the factors `a` and `b` of its prefill and decode rates beside the pool's,
 //!
 //! ```text
-//! a queued - min(computing, 9/10 a queued / f) + a p (m0 + md d + mf f) + b (k0 + kr r + kc context) + F met
+//! a queued - min(computing, 9/10 a queued / f) + a p (m0 + md d + mf f) + a l + b (k0 + kr r + kc context) + F met
 //! ```
 //!
-//! where only `queued`, the time `computing` its first prompt, `d`, `f`, `r`, `context`, what new prefixes will have `met` ([`super::future`]), the factors and, through `p`, the cached tokens differ between
+//! where only `queued`, the time `computing` its first prompt, `d`, `f`, `r`, `context`, what new prefixes will have `met` ([`super::future`]), the factors, the loads `l` and, through `p`, the cached tokens differ between
 //! endpoints. With other routers it is multiplied by the endpoint's [`preference`]. The weights differ between requests, so no single order of the endpoints serves all: the pass prices each
 //! endpoint, in single precision, eight operations at a time.
 //!
@@ -46,13 +46,16 @@ struct Weights {
     decode_s: f32,
     per_request_s: f32,
     per_context_token_s: f32,
+    /// Per token to load.
+    load_token_s: f32,
 }
 
 // === impl Weights ===
 
 impl Weights {
     fn of(terms: &Terms<'_>, fleet: &Fleet<'_>) -> Self {
-        let Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s, .. } = *fleet.rates;
+        let Rates { prefill_token_s, prefill_pair_s, load_token_s, .. } = *fleet.rates;
+        let Rates { step_s, sequence_s, context_token_s, .. } = *fleet.rates;
         let own_tokens = f64::from(terms.request.prompt_tokens) + (0.5 * terms.output_tokens).floor();
         let own_s = sequence_s + context_token_s * own_tokens;
         Self {
@@ -65,12 +68,22 @@ impl Weights {
             decode_s: (terms.decode * (step_s + own_s)) as f32,
             per_request_s: (terms.decode * sequence_s + terms.slower * own_s) as f32,
             per_context_token_s: (terms.decode * context_token_s) as f32,
+            load_token_s: load_token_s as f32,
         }
     }
 
     fn prefill_s(&self, cached_tokens: f32) -> f32 {
         let tokens = (self.prompt_tokens - cached_tokens).max(0.0);
         self.token_s * tokens + self.pair_s * (tokens * cached_tokens + 0.5 * tokens * (tokens + 1.0))
+    }
+
+    /// Adds the loads of a chunk to its prices.
+    fn add_loads(&self, chunk: &Chunk, costs: &mut Column) {
+        for (at, cost) in costs.iter_mut().enumerate() {
+            let own = chunk.lower_tokens[at];
+            let tokens = if own > 0.0 { own + chunk.queued_lower_tokens[at] } else { 0.0 };
+            *cost += chunk.prefill_pace[at] * self.load_token_s * tokens;
+        }
     }
 
     /// Prices a chunk.
@@ -131,6 +144,9 @@ impl FleetCost {
         for (at, chunk) in chunks.iter().enumerate() {
             let (costs, chunk_least) = &mut self.costs[at];
             weights.price(chunk, terms.now, fleet.has_cached, costs);
+            if fleet.has_lower {
+                weights.add_loads(chunk, costs);
+            }
             if let (Some(placed), Some(prices)) = (self.future.chunk(at), &terms.new_prefix) {
                 add_met(placed, prices, costs);
             }
