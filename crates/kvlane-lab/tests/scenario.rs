@@ -160,7 +160,7 @@ fn arms() -> impl Strategy<Value = Arm> {
         (any::<bool>(), any::<u32>(), figure(), any::<bool>()),
         (any::<u16>(), prop::option::of(figure()), figure(), figure(), figure()),
         (any::<u16>(), prop::sample::select(PolicyConfig::NAMES.to_vec()), prop::option::of(figure())),
-        (any::<u32>(), figure(), figure()),
+        (any::<u32>(), figure(), figure(), any::<bool>()),
     )
         .prop_map(
             |(
@@ -212,6 +212,7 @@ fn arms() -> impl Strategy<Value = Arm> {
                     last: queue.3,
                     slo: Slo { ttft_ms: queue.3.then_some(queue.1), ..Slo::NONE },
                 },
+                timing: told.3,
             },
         )
 }
