@@ -100,7 +100,8 @@ fn what_the_offload_of_heavy_prompts_gained_is_gained_without_it() {
         let changes = change("elastic", "sticky", rate);
         assert!(changes.iter().all(|change| *change < 0.0), "elastic at {rate}: {changes:?}");
     }
-    // The gain that the study measured, at the load where the first token can be sooner by so much.
+    // The gain that the study measured, to two points, at the load where the first token can be sooner by so much.
     let changes = change("fleet_cost", "sticky", 0.7);
-    assert!(changes.iter().zip([-45.0, -52.0, -36.0, -44.0]).all(|(is, most)| *is <= most), "{changes:?}");
+    let published = [-45.0, -52.0, -36.0, -44.0];
+    assert!(changes.iter().zip(published).all(|(is, most)| *is <= most + 2.0), "{changes:?}");
 }
