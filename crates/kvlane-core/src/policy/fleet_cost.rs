@@ -21,8 +21,8 @@
 //! `R/(1-R)`. `F`, the same share with a prior for the time before enough was seen, is the probability that a prefix is
 //! reused: a prefix that was not sent before will bring that many requests to its endpoint, and each of them finds the
 //! usual work there: `a` is what prefixes have brought to the endpoint within about a minute, and by their number should have
-//! (`fleet_cost/future.rs`). So a new prefix goes to
-//! an endpoint with capacity for its future requests, not to one that is idle only at this moment.
+//! (`fleet_cost/future.rs`). So a new prefix goes to an endpoint with capacity for its future requests, not to one that is
+//! idle only at this moment.
 //!
 //! A load stalls no answers and delays no prompt that needs none, so it has no terms "stall" and "behind". Loaded blocks take
 //! room on the GPU as computed ones do, but an engine with a lower tier keeps there what it evicts, so a load makes nothing be
@@ -31,9 +31,8 @@
 //!
 //! All workload properties are measured: rates, lengths, shares. Four weights remain, the same for all workloads,
 //! which compare seconds: one between output tokens counts half as much as one before the first token, one of stall
-//! three tenths, each queued request stands for two that will queue behind this one, and a second that a prefix should bring counts
-//! twice. docs/placement.md quantifies
-//! each term, docs/decisions/0010-fleet-cost.md lists the alternatives tried.
+//! three tenths, each queued request stands for two that will queue behind this one, and a second that a prefix should
+//! bring counts twice. docs/placement.md quantifies each term, docs/decisions/0010-fleet-cost.md lists the alternatives tried.
 //!
 //! Where a request may be split between two endpoints, each way to serve it has a price. Of a split, the endpoint that
 //! computes the prompt has the terms before the first token, the one that answers has the others, and in addition there

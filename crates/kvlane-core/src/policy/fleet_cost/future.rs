@@ -216,7 +216,7 @@ impl Future {
             *self.placed.get_or_insert(id, Placed::default) = placed;
             self.all = self.all.plus(&placed);
             self.squares += placed.square();
-            self.endpoints += 1;
+            self.endpoints += usize::from(placed != Placed::default());
             self.columns.set(id, &placed);
         }
     }
@@ -316,6 +316,10 @@ mod tests {
         future.add(id(0), late, Brings::Work, 1.0);
         assert_eq!(future.landmark, late);
         near(secs(&future, late)[0], USES);
+        // After a night without requests nothing is left, and each endpoint counts once again.
+        let morning = at(1e5);
+        (0..8).for_each(|slot| future.add(id(slot), morning, Brings::Work, 1.0));
+        assert_eq!(future.endpoints, 8);
     }
 
     #[test]
