@@ -11,6 +11,9 @@
 //! Dispatches are coarser: they count estimated tokens and do not see evictions, so their shares of the prompt are
 //! compared, and they are wrong when the shares are more than [`APPROXIMATE_SHARE`] apart. An answer with neither
 //! predicted nor reported reuse is not counted.
+//!
+//! An engine with a KV connector may also fetch a prefix from a store that other engines fill, and reports it as reused.
+//! Once its counters have shown such a fetch, more reuse than predicted says nothing about predictions: it is counted apart.
 
 use serde::{Deserialize, Serialize};
 
@@ -150,6 +153,8 @@ pub struct Totals {
     pub reported: u64,
     /// Tokens both predicted and reused: the smaller of the two, per answer.
     pub both: u64,
+    /// Tokens reported beyond the prediction by an engine that fetches from outside. No part of `reported`.
+    pub outside: u64,
 }
 
 /// Accuracy of one endpoint's predictions.
@@ -160,6 +165,7 @@ pub struct CacheAccuracy {
     approximate: Record,
     totals: Totals,
     counted: Counted,
+    fetches: bool,
 }
 
 /// Recent answers of one source of predictions.
@@ -301,11 +307,16 @@ impl CacheAccuracy {
         self.change(from, Cause::Feed(feed))
     }
 
+    /// The engine has fetched tokens from outside its cache, and may do so again.
+    pub(crate) fn fetched(&mut self) {
+        self.fetches = true;
+    }
+
     /// The endpoint restarted: resets all judgements.
     pub(crate) fn forget(&mut self) -> Option<KnowledgeChange> {
         let from = self.knowledge();
-        let Self { feed, totals, .. } = *self;
-        *self = Self { feed, totals, ..Self::default() };
+        let Self { feed, totals, fetches, .. } = *self;
+        *self = Self { feed, totals, fetches, ..Self::default() };
         self.change(from, Cause::StartedAgain)
     }
 
@@ -318,25 +329,36 @@ impl CacheAccuracy {
         block_tokens: u32,
     ) -> Option<KnowledgeChange> {
         let from = self.knowledge();
-        let cached = reported.cached_tokens;
+        // Of what an engine with a store reports, a source is held to no more than it predicted.
+        let held_to = |predicted: u32| match self.fetches {
+            true => reported.cached_tokens.min(predicted),
+            false => reported.cached_tokens,
+        };
+        let (exact_cached, approximate_cached) = (held_to(prediction.exact), held_to(prediction.approximate));
         let tolerance = block_tokens.max(TOKENS_OFF_MAX);
-        let exact_wrong =
-            self.exact.judge(prediction.exact, cached, || prediction.exact.abs_diff(cached) > tolerance);
-        let approximate_wrong = self.approximate.judge(prediction.approximate, cached, || {
+        let exact_wrong = self
+            .exact
+            .judge(prediction.exact, exact_cached, || prediction.exact.abs_diff(exact_cached) > tolerance);
+        let approximate_wrong = self.approximate.judge(prediction.approximate, approximate_cached, || {
             let share = |tokens: u32, of: u32| tokens as f32 / of.max(1) as f32;
-            let (expected, seen) =
-                (share(prediction.approximate, prompt_tokens), share(cached, reported.prompt_tokens));
+            let (expected, seen) = (
+                share(prediction.approximate, prompt_tokens),
+                share(approximate_cached, reported.prompt_tokens),
+            );
             (expected - seen).abs() > APPROXIMATE_SHARE
         });
-        let (predicted, wrong) = match from {
-            Knowledge::Exact | Knowledge::Degraded => (prediction.exact, exact_wrong),
-            Knowledge::Approximate | Knowledge::LoadOnly => (prediction.approximate, approximate_wrong),
+        let (predicted, cached, wrong) = match from {
+            Knowledge::Exact | Knowledge::Degraded => (prediction.exact, exact_cached, exact_wrong),
+            Knowledge::Approximate | Knowledge::LoadOnly => {
+                (prediction.approximate, approximate_cached, approximate_wrong)
+            }
         };
         self.totals.answers += 1;
         self.totals.wrong += u64::from(wrong);
         self.totals.predicted += u64::from(predicted);
         self.totals.reported += u64::from(cached);
         self.totals.both += u64::from(predicted.min(cached));
+        self.totals.outside += u64::from(reported.cached_tokens - cached);
         self.exact.worth = self.exact.judged_by_events();
         self.approximate.worth = self.approximate.judged_by_dispatches();
         let better = self.knowledge() < from;
@@ -508,6 +530,24 @@ mod tests {
         assert_eq!(accuracy.totals().wrong, 0);
         after(&mut accuracy, 1, 800, 0, 832);
         assert_eq!(accuracy.totals().wrong, 1);
+    }
+
+    /// Invariant: What an engine fetches from a store is not held against the predictions.
+    #[test]
+    fn what_comes_from_outside_is_counted_apart_and_less_than_predicted_is_still_wrong() {
+        let mut accuracy = live();
+        accuracy.fetched();
+        assert_eq!(after(&mut accuracy, 40, 320, 320, 800), []);
+        assert_eq!(after(&mut accuracy, 40, 0, 0, 800), []);
+        let Totals { answers, wrong, reported, outside, .. } = accuracy.totals();
+        assert_eq!((answers, wrong, reported, outside), (80, 0, 40 * 320, 40 * 480 + 40 * 800));
+        assert_eq!((accuracy.precision(), accuracy.recall()), (1.0, 1.0));
+        assert_eq!(
+            after(&mut accuracy, WINDOW, 800, 320, 320),
+            [Knowledge::Degraded, Knowledge::Approximate]
+        );
+        let too_little = after(&mut live(), WINDOW, 320, 800, 800);
+        assert_eq!(too_little, [Knowledge::Degraded, Knowledge::Approximate], "by one that has no store");
     }
 
     #[test]

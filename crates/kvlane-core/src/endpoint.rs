@@ -11,7 +11,7 @@ use crate::busy::Busy;
 use crate::cache_accuracy::CacheAccuracy;
 use crate::disaggregation::Part;
 use crate::load::{InFlight, Load, LoadReport};
-use crate::rates::Pace;
+use crate::rates::{Pace, Told};
 use crate::time::{Nanos, micros_since};
 
 /// Unique id of an endpoint within its pool: a slot, and how often the slot has been reused.
@@ -73,6 +73,8 @@ pub struct Endpoint {
     pub cache_accuracy: CacheAccuracy,
     /// Its measured speed.
     pub pace: Pace,
+    /// What its engine has told of its own steps.
+    pub(crate) told: Option<Told>,
     /// Since when it computes the first of this router's prompts that wait there, if any does.
     pub(crate) computing_since: Nanos,
     /// Its circuit breaker.
@@ -175,6 +177,7 @@ impl Pool {
             elsewhere: InFlight::default(),
             cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),
+            told: None,
             computing_since: Nanos::ZERO,
             breaker: Breaker::default(),
             stalled: false,

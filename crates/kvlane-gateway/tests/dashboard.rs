@@ -328,6 +328,44 @@ async fn cached_tokens_are_shown_even_if_responses_do_not_report_them() {
 }
 
 #[tokio::test]
+async fn what_an_engine_fetches_from_a_store_is_counted_apart() {
+    let engine = FakeEngine::start("m").await;
+    let page = |fetched: u64| {
+        format!(
+            "vllm:prefix_cache_queries_total 9\nvllm:prefix_cache_hits_total 0\n\
+             vllm:external_prefix_cache_hits_total {fetched}\n"
+        )
+    };
+    engine.set_metrics(&page(0));
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let sample =
+        |name: &str| format!(r#"kvlane_prediction_{name}_total{{worker="{}",model="m"}}"#, engine.url());
+    let ask = async || {
+        let probes = engine.probes();
+        eventually("its counters are read", || engine.probes() > probes + 1).await;
+        let usage = json!({"prompt_tokens": 900, "completion_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": 800}});
+        let answer = json!({"usage": usage}).to_string();
+        let (reply, _) = tokio::join!(
+            gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")),
+            engine.answer(&answer)
+        );
+        assert_eq!(reply.status, 200);
+        gateway.ledger_is_zero().await;
+    };
+    ask().await;
+    gateway.metric_becomes(&sample("wrong"), 1.0).await;
+    engine.set_metrics(&page(800));
+    ask().await;
+    gateway.metric_becomes(&sample("answers"), 2.0).await;
+    assert_eq!(gateway.metric(&sample("wrong")).await, Some(1.0));
+    assert!(gateway.metric(&sample("outside_tokens")).await > Some(700.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn the_history_has_a_row_per_second_and_can_start_at_a_time() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;

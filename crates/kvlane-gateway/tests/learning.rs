@@ -1,6 +1,8 @@
 //! Learning from responses: their length, and the engines' speed.
 
-use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
+use std::time::Duration;
+
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 use serde_json::{Value, json};
 
 /// Answers a request with a stream that reports its number of tokens at the end.
@@ -89,6 +91,33 @@ async fn first_tokens_are_counted_by_the_error_of_their_prediction() {
         counted += gateway.metric(&sample).await.expect("a sample");
     }
     assert_eq!(counted, 3.0, "streams");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn rates_follow_what_an_engine_counts_itself_where_no_answers_are_seen() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let step_s = async || {
+        let worker: Value = gateway.operate("GET", "/workers/1", "").await.json();
+        worker["pools"][0]["rates"]["step_s"].as_f64().expect("a number")
+    };
+    let before = step_s().await;
+    // Fifty microseconds a step.
+    for steps in 0..20 {
+        engine.set_metrics(&format!(
+            "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n\
+             vllm:inter_token_latency_seconds_count {}\nvllm:inter_token_latency_seconds_sum {}\n",
+            steps * 1000,
+            f64::from(steps) * 0.05
+        ));
+        let probes = engine.probes();
+        eventually("it is read", || engine.probes() > probes + 1).await;
+    }
+    let after = step_s().await;
+    assert!(after < before / 10.0, "{before} {after}");
     gateway.end().await;
 }
 

@@ -6,8 +6,8 @@ use kvlane_core::disaggregation::Role;
 use kvlane_gateway::config::WorkerSpec;
 use kvlane_gateway::config::{FallbackSpec, ModelSpec, TargetSpec};
 use kvlane_gateway::testing::{
-    Context, DataPlane, FakeEngine, Hint, Outcome, Reaction, TestGateway, chat, config, eventually,
-    full_duplex, in_turn,
+    Context, DataPlane, FakeEngine, Hint, Outcome, Reaction, TestGateway, chat, chat_stream, config,
+    eventually, full_duplex, in_turn,
 };
 use kvlane_wire::disaggregation::Connector;
 use kvlane_wire::ext_proc::BodyMode;
@@ -416,6 +416,31 @@ async fn a_request_that_passes_by_counts_until_its_answer_should_have_ended() {
         "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n",
     );
     eventually("they are over", || in_flight() == 0).await;
+    plane.close().await;
+    picker.end().await;
+}
+
+/// Invariant: Where answers are not seen, the prompt of a stream counts as computed once the rates say so.
+#[tokio::test]
+async fn the_prompt_of_a_stream_that_passes_by_is_computed_before_its_answer_ends() {
+    let [engine] = engines().await;
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    // An answer takes seconds there, and a short prompt a moment.
+    config.routing.timing = Some("deepseek-v3@h200x8".into());
+    engine.set_metrics(
+        "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.1\n",
+    );
+    let picker = TestGateway::picker(config, &[&engine]).await;
+    let plane = picker.data_plane().await;
+    plane.pick(CHAT, &[], &chat_stream("m", "a stream")).await;
+    let load =
+        || picker.pool("m").router.read(|scheduler| scheduler.pool().endpoints().next().expect("one").load);
+    eventually("its prompt is computed", || {
+        let in_flight = load().in_flight;
+        (in_flight.requests, in_flight.prefill_tokens) == (1, 0)
+    })
+    .await;
     plane.close().await;
     picker.end().await;
 }

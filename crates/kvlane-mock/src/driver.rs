@@ -63,6 +63,7 @@ pub(crate) struct QueueFull;
 pub(crate) struct Served {
     pub(crate) finished: u64,
     pub(crate) ttft: Histogram,
+    pub(crate) itl: Histogram,
     pub(crate) e2e: Histogram,
     pub(crate) transfers: LinkCounts,
 }
@@ -125,6 +126,8 @@ const STILL: f64 = 0.0;
 
 struct Slot {
     arrived: Nanos,
+    /// When its latest tokens were produced.
+    produced: Nanos,
     cell: Arc<Mutex<Cell>>,
     /// Contents of its blocks for the feed, if there is one.
     text: Option<Arc<Text>>,
@@ -173,7 +176,8 @@ impl Driver {
         let config = EngineConfig { kv_events: feed.is_some(), ..config };
         let block_tokens = config.block_tokens;
         let transfers = LinkCounts::default();
-        let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e(), transfers };
+        let (ttft, itl, e2e) = (Histogram::ttft(), Histogram::itl(), Histogram::e2e());
+        let served = Served { finished: 0, ttft, itl, e2e, transfers };
         let inner = Inner {
             engine: Engine::new(config),
             clock: Clock { at: (Instant::now(), Nanos::ZERO), speed, full_speed: speed },
@@ -243,7 +247,7 @@ impl Driver {
                 Blocks::Remote => (None, Some(Remote { tokens: prompt_tokens, ready_at: Nanos::MAX })),
             };
             let keeps = keeper.is_some();
-            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text, keeper });
+            inner.slots.insert(id, Slot { arrived: now, produced: now, cell: cell.clone(), text, keeper });
             inner.engine.enqueue(
                 now,
                 EngineRequest {
@@ -433,7 +437,7 @@ impl Inner {
         | EngineEvent::Tokens { id, .. }
         | EngineEvent::Finished { id }
         | EngineEvent::Rejected { id, .. }) = event;
-        let Some(slot) = self.slots.get(&id) else {
+        let Some(slot) = self.slots.get_mut(&id) else {
             return;
         };
         let mut cell = lock(&slot.cell);
@@ -447,8 +451,14 @@ impl Inner {
                 cell.progress.cached = cached_tokens;
                 cell.progress.produced = 1;
                 self.served.ttft.observe((at - slot.arrived).as_secs_f64());
+                slot.produced = at;
             }
-            EngineEvent::Tokens { count, .. } => cell.progress.produced += count,
+            EngineEvent::Tokens { count, .. } => {
+                cell.progress.produced += count;
+                let each = (at - slot.produced).as_secs_f64() / f64::from(count.max(1));
+                self.served.itl.observe_times(each, count);
+                slot.produced = at;
+            }
             EngineEvent::Finished { .. } => {
                 cell.progress.end = Some(End::Finished);
                 self.served.finished += 1;

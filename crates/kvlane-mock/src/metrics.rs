@@ -32,6 +32,11 @@ const E2E_BOUNDS: &[f64] = &[
     960.0, 1920.0, 7680.0,
 ];
 
+/// vLLM's buckets of `inter_token_latency_seconds`.
+const ITL_BOUNDS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+
 impl Histogram {
     pub(crate) fn ttft() -> Self {
         Self::new(TTFT_BOUNDS)
@@ -41,13 +46,22 @@ impl Histogram {
         Self::new(E2E_BOUNDS)
     }
 
+    pub(crate) fn itl() -> Self {
+        Self::new(ITL_BOUNDS)
+    }
+
     fn new(bounds: &'static [f64]) -> Self {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
     pub(crate) fn observe(&mut self, value: f64) {
-        self.counts[self.bounds.partition_point(|&bound| bound < value)] += 1;
-        self.sum += value;
+        self.observe_times(value, 1);
+    }
+
+    /// The same value so many times.
+    pub(crate) fn observe_times(&mut self, value: f64, times: u32) {
+        self.counts[self.bounds.partition_point(|&bound| bound < value)] += u64::from(times);
+        self.sum += value * f64::from(times);
     }
 }
 
@@ -100,6 +114,11 @@ pub(crate) fn render(shared: &Shared) -> String {
         "time_to_first_token_seconds",
         "Engine seconds from arrival to first token, without the network.",
         served.iter().map(|s| &s.ttft),
+    );
+    page.histogram(
+        "inter_token_latency_seconds",
+        "Engine seconds between output tokens.",
+        served.iter().map(|s| &s.itl),
     );
     page.histogram(
         "e2e_request_latency_seconds",

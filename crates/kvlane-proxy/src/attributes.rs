@@ -352,6 +352,11 @@ impl Attributes {
         Self { slo, ..self }
     }
 
+    /// The same attributes where the answer does not pass through here: its first token is not seen, as if it came whole.
+    pub(crate) fn unseen(self) -> Self {
+        Self { whole_answer: true, ..self }
+    }
+
     /// Adds them to a scheduling request.
     pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
         let Self { session, tenant, priority, output_tokens_max, whole_answer, slo, claims, .. } = self;

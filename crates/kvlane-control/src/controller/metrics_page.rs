@@ -5,22 +5,25 @@ use std::sync::atomic::Ordering;
 use kvlane_core::load::LoadReport;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::worker::Worker;
-use kvlane_wire::engine::{adapter_report, prefix_caches};
+use kvlane_wire::engine::{adapter_report, prefix_caches, token_intervals};
 
 use super::Controller;
 
 // === impl Controller ===
 
 impl Controller {
-    /// Tells the routers of a worker's endpoints its load by rank, its hits in the prefix cache and its adapters.
+    /// Tells the routers of a worker's endpoints its load by rank, its hits in the prefix cache, the times
+    /// between its tokens and its adapters.
     pub(super) fn tell_page(&self, worker: &Worker, page: &str, reports: &[(u32, LoadReport)]) {
-        let caches = prefix_caches(page);
+        let (caches, intervals) = (prefix_caches(page), token_intervals(page));
         // The page tells of all ranks together.
         let adapters = adapter_report(page).filter(|_| reports.len() == 1);
         for (pool, of) in self.endpoints_of(worker.id) {
             let (endpoint, number) = (of.id, of.number);
             if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
-                pool.metrics.engine_reuse.note(endpoint, *cache);
+                if pool.metrics.engine_reuse.note(endpoint, *cache) {
+                    pool.step(Input::Fetched { endpoint });
+                }
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
                 let block_tokens = pool.router.block_tokens();
                 pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
@@ -31,6 +34,9 @@ impl Controller {
             of.load_unknown.store(of_it.is_none(), Ordering::Relaxed);
             if let Some(&(_, reported)) = of_it {
                 pool.step(Input::Reported { endpoint, reported });
+            }
+            if let Some((_, told)) = intervals.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+                pool.step(Input::Decoded { endpoint, intervals: told.count, seconds: told.seconds });
             }
             if let Some(reported) = adapters.clone() {
                 pool.step(Input::Adapters { endpoint, reported });

@@ -342,6 +342,11 @@ impl Pace {
         first
     }
 
+    /// Whether none of its answers were timed since then.
+    pub(crate) fn is_untimed_since(&self, then: Nanos) -> bool {
+        self.timed_until <= then
+    }
+
     /// What other routers have learned, as a factor beside the pool's.
     pub(crate) fn hear(&mut self, part: Part, heard: Evidence) {
         self.heard[part as usize] = sane(heard);

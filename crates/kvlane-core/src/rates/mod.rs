@@ -8,8 +8,10 @@
 mod filter;
 mod fit;
 mod model;
+mod told;
 
 pub use self::fit::Pace;
 pub(crate) use self::fit::{Fit, Measured, Prefilled, SAMPLES_MAX};
 pub use self::model::Rates;
 pub(crate) use self::model::{COMPUTED_MAX, Part, STEP_TOKENS, Work, chunks};
+pub(crate) use self::told::Told;

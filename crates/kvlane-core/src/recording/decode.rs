@@ -115,6 +115,11 @@ impl<'a> Entries<'a> {
                 let reported = load::LoadReport { running, waiting, kv_usage_ratio, kv_capacity_tokens };
                 Input::Reported { endpoint, reported }
             }
+            Kind::Decoded => Input::Decoded {
+                endpoint: EndpointId::numbered(rest.u32()?),
+                intervals: rest.f64()?,
+                seconds: rest.f64()?,
+            },
             Kind::Counted => Input::Counted {
                 endpoint: EndpointId::numbered(rest.u32()?),
                 queries: rest.f64()?,

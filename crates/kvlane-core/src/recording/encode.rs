@@ -34,10 +34,11 @@ pub(super) enum Kind {
     Refused,
     Split,
     Ended,
+    Decoded,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 20] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Synopsis,
         Self::Rare,
         Self::Reported,
@@ -58,6 +59,7 @@ impl Kind {
         Self::Refused,
         Self::Split,
         Self::Ended,
+        Self::Decoded,
     ];
 }
 
@@ -235,6 +237,12 @@ impl Memory {
                 out.extend_from_slice(&hits.to_bits().to_le_bytes());
                 put(out, u64::from(*block_tokens));
             }
+            Input::Decoded { endpoint, intervals, seconds } => {
+                self.begin(out, Kind::Decoded, now, None);
+                put(out, u64::from(endpoint.number()));
+                out.extend_from_slice(&intervals.to_bits().to_le_bytes());
+                out.extend_from_slice(&seconds.to_bits().to_le_bytes());
+            }
             Input::Joined { .. }
             | Input::Assigned { .. }
             | Input::TransferFailed { .. }
@@ -247,6 +255,7 @@ impl Memory {
             | Input::Blamed { .. }
             | Input::Fed { .. }
             | Input::Forgot { .. }
+            | Input::Fetched { .. }
             | Input::Adapters { .. }
             | Input::Busy { .. }
             | Input::Configured { .. } => {

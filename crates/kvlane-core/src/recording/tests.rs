@@ -110,6 +110,7 @@ fn inputs() -> impl Strategy<Value = Input> {
         Just(Input::Tick),
         (endpoints(), any::<bool>()).prop_map(|(endpoint, healthy)| Input::Health { endpoint, healthy }),
         endpoints().prop_map(|endpoint| Input::Fed { endpoint, feed: Feed::Live }),
+        endpoints().prop_map(|endpoint| Input::Fetched { endpoint }),
         endpoints().prop_map(|endpoint| Input::Left { endpoint }),
         endpoints().prop_map(|endpoint| Input::Blamed { endpoint }),
         (endpoints(), any::<bool>()).prop_map(|(endpoint, stalled)| Input::Stalled { endpoint, stalled }),
@@ -127,6 +128,11 @@ fn inputs() -> impl Strategy<Value = Input> {
                 block_tokens
             }
         ),
+        (endpoints(), 0.0f64..1e9, 0.0f64..1e6).prop_map(|(endpoint, intervals, seconds)| Input::Decoded {
+            endpoint,
+            intervals,
+            seconds
+        }),
         (endpoints(), any::<u32>(), 0.0f32..1.0, prop::option::of(any::<u64>())).prop_map(
             |(endpoint, running, kv_usage_ratio, kv_capacity_tokens)| Input::Reported {
                 endpoint,

@@ -6,7 +6,7 @@ use crate::evidence::Evidence;
 use crate::forecast::{Claim, Forecast, Kind, Usual};
 use crate::load::Load;
 use crate::policy::Candidate;
-use crate::rates::{self, Fit, Measured, Part, Prefilled, Rates, Work};
+use crate::rates::{self, Fit, Measured, Part, Prefilled, Rates, Told, Work};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::scheduler::predictions::Predictions;
 use crate::time::Nanos;
@@ -17,6 +17,9 @@ const TIMED_TOKENS: u32 = 8;
 
 /// Fewest trailing output tokens that are timed, for the same reason.
 const LAST_TOKENS_MIN: u32 = 2;
+
+/// How long the times of answers count alone, before those that an engine counts itself do as well.
+const OWN_COUNT_FOR: Nanos = Nanos::from_secs(60);
 
 /// KV cache usage from which a first token may have waited for free blocks; such a time says nothing about speed. Nor
 /// does one at an engine that has requests waiting.
@@ -287,6 +290,33 @@ impl Learning {
             ..since
         };
         self.observe(endpoint, Measured::WholeAnswer, now - timed.placed, &work);
+    }
+
+    /// An endpoint has measured so many times between output tokens since it started, of so many seconds together. They
+    /// count where none of its answers were timed for [`OWN_COUNT_FOR`].
+    pub(super) fn decoded(
+        &mut self,
+        now: Nanos,
+        endpoint: Option<&mut Endpoint>,
+        intervals: f64,
+        seconds: f64,
+    ) {
+        let Some(endpoint) = endpoint else { return };
+        let Some((reported, _)) = endpoint.load.reported else { return };
+        let told = Told {
+            at: now,
+            intervals,
+            seconds,
+            running: reported.running,
+            context_tokens: endpoint.in_flight().context_tokens,
+            prefilled: endpoint.pace.prefilled(),
+        };
+        let Some(before) = endpoint.told.replace(told) else { return };
+        if endpoint.pace.is_untimed_since(before.at - OWN_COUNT_FOR)
+            && let Some((taken_s, work)) = told.since(&before)
+        {
+            self.observe(endpoint, Measured::Tokens, Nanos::from_secs_f64(taken_s), &work);
+        }
     }
 
     fn observe(&mut self, endpoint: &mut Endpoint, measured: Measured, taken: Nanos, work: &Work) {

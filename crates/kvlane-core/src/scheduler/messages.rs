@@ -156,6 +156,21 @@ pub enum Input {
         /// Prompt tokens per block.
         block_tokens: u32,
     },
+    /// The times between an endpoint's output tokens, as it has measured them itself since it started.
+    Decoded {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// How many.
+        intervals: f64,
+        /// Their sum.
+        seconds: f64,
+    },
+    /// An endpoint has fetched prompt tokens from outside its cache, from a store or another engine: it may report more
+    /// reuse than is known here.
+    Fetched {
+        /// The endpoint.
+        endpoint: EndpointId,
+    },
     /// An endpoint failed a dispatched request: no answer, a broken answer or an error answer. Its [`Input::Finished`]
     /// follows.
     Failed {

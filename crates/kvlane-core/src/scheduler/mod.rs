@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use crate::adapters::{AdapterUse, Adapters};
 use crate::budget::Budget;
-use crate::cache_accuracy::{self, KnowledgeChange, Prediction};
+use crate::cache_accuracy::{self, CacheAccuracy, KnowledgeChange, Prediction};
 use crate::decaying_counter::DecayingCounter;
 use crate::decision::Receipts;
 use crate::endpoint::{Endpoint, EndpointId, Pool};
@@ -207,6 +207,12 @@ impl Scheduler {
             }
             Input::Counted { endpoint, queries, hits, block_tokens } => {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
+            }
+            Input::Decoded { endpoint, intervals, seconds } => {
+                self.learning.decoded(now, self.pool.get_mut(endpoint), intervals, seconds);
+            }
+            Input::Fetched { endpoint } => {
+                self.pool.cache_accuracy_mut(endpoint).into_iter().for_each(CacheAccuracy::fetched);
             }
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
                 self.apply_outcome(now, &input, out);
@@ -470,7 +476,7 @@ impl Scheduler {
         &mut self,
         endpoint: EndpointId,
         out: &mut Vec<Output>,
-        change: impl FnOnce(&mut cache_accuracy::CacheAccuracy) -> Option<KnowledgeChange>,
+        change: impl FnOnce(&mut CacheAccuracy) -> Option<KnowledgeChange>,
     ) {
         if let Some(change) = self.pool.cache_accuracy_mut(endpoint).and_then(change) {
             out.push(Output::Knowledge { endpoint, change });

@@ -31,6 +31,7 @@ impl CacheAccuracyMetrics {
             &self.0.prediction_predicted_tokens,
             &self.0.prediction_reported_tokens,
             &self.0.prediction_both_tokens,
+            &self.0.prediction_outside_tokens,
         ] {
             counters.clear();
         }
@@ -47,13 +48,14 @@ impl CacheAccuracyMetrics {
             let labels = KnowledgeLabels { worker, model, knowledge: knowledge.name() };
             self.0.worker_knowledge.get_or_create(&labels).set((knowledge == accuracy.knowledge()).into());
         }
-        let Totals { answers, wrong, predicted, reported, both } = accuracy.totals();
+        let Totals { answers, wrong, predicted, reported, both, outside } = accuracy.totals();
         for (counters, total) in [
             (&self.0.prediction_answers, answers),
             (&self.0.prediction_wrong, wrong),
             (&self.0.prediction_predicted_tokens, predicted),
             (&self.0.prediction_reported_tokens, reported),
             (&self.0.prediction_both_tokens, both),
+            (&self.0.prediction_outside_tokens, outside),
         ] {
             counters.get_or_create(labels).inner().store(total, Ordering::Relaxed);
         }

@@ -109,6 +109,11 @@ impl Picker {
         // The data plane sends one request to one endpoint. A sidecar there can have the prompt computed by another.
         let has_sidecar = proxy.fleet.settings().disaggregation.connector == Some(Connector::LlmdSidecar);
         let routed = Routed { may_split: routed.may_split && has_sidecar, ..routed };
+        let attributes = match self.config.observe_responses {
+            true => routed.attributes,
+            false => routed.attributes.unseen(),
+        };
+        let routed = Routed { attributes, ..routed };
         let pool = &routed.served.pool;
         account.set_pool(pool, routed.alias.as_ref());
         pool.metrics.shed.arrived(account.received);

@@ -21,6 +21,9 @@ pub struct EngineKind {
     pub(super) load: LoadNames,
     /// Metrics of its prefix cache.
     pub(super) cache: CacheNames,
+    /// Counters of the times between its output tokens: how many, and their seconds together. For renamed ones, the newest
+    /// names come first and the first ones present are used.
+    pub(super) intervals: &'static [(&'static str, &'static str)],
     /// Metrics that its core changes when it works. Those of its HTTP server are not progress: the server answers, and
     /// counts its answers, while the core hangs.
     pub(super) progress: &'static [&'static str],
@@ -205,6 +208,7 @@ impl EngineKind {
             hit_tokens: &[],
             external_hit_tokens: &[],
         },
+        intervals: &[],
         progress: &[],
         rank_label: None,
         dead: &[],

@@ -17,6 +17,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         kv_capacity: None,
     },
     // The first counter counts the model's calls, including those for parts of prompts.
+    intervals: &[("llamacpp:tokens_predicted_total", "llamacpp:tokens_predicted_seconds_total")],
     progress: &["llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"],
     usage: Some(UsageObject {
         key: "\"timings\"",

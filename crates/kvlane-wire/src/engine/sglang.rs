@@ -30,6 +30,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         hit_tokens: &["sglang:cached_tokens_total"],
         external_hit_tokens: &[],
     },
+    intervals: &[("sglang:inter_token_latency_seconds_count", "sglang:inter_token_latency_seconds_sum")],
     // Its core updates its gauges only every 40 steps, too rarely to show progress within seconds.
     progress: &[],
     rank_label: Some("dp_rank"),

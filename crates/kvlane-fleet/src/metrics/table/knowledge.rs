@@ -70,6 +70,14 @@ rows! {
         worry: "",
     },
 
+    pub prediction_outside_tokens: Family<WorkerLabels, Counter> {
+        seconds: false,
+        labels: &["worker", "model"],
+        help: "Tokens reported beyond the prediction by engines that fetch from a store",
+        meaning: "Tokens reported beyond the prediction by engines whose `/metrics` have shown that they fetch from a store or another engine; no part of `kvlane_prediction_reported_tokens_total`",
+        worry: "",
+    },
+
     pub prediction_precision_ratio: Family<WorkerLabels, Gauge<f64, AtomicU64>> {
         seconds: false,
         labels: &["worker", "model"],
