@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-vllm-learning e2e-vllm-race e2e-grpc e2e-sglang \
+.PHONY: demo test lint scenarios placement placement-live chaos soak crowd results replay-schedule bench e2e-vllm e2e-vllm-learning e2e-vllm-race e2e-grpc e2e-sglang \
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report e2e-envoy e2e-pd \
 	e2e-python e2e-models e2e-litellm e2e-k8s e2e-balancers e2e-broker e2e-ray e2e-replicas race race-placement chart e2e-chart image wheel release site deny sbom ci \
 	cargo
@@ -88,14 +88,19 @@ e2e-vllm-learning: cargo
 	e2e/vllm/setup.sh
 	e2e/.work/venv/bin/python e2e/vllm/learning.py $(LEARNING)
 
-# kvlane, its policies, sglang-router and vllm-router in front of the same servers: four workloads, five rounds. A run of five rounds has not
-# been timed; by its plan it takes three hours.
+# kvlane, its policies, sglang-router and vllm-router in front of the same servers: four workloads of half an hour each, five rounds.
 # RACE='--workloads steady --seeds 1' for less; what is over is kept in target/race-vllm.
 e2e-vllm-race: cargo
 	cargo build --release --locked -p kvlane
 	e2e/vllm/setup.sh
 	e2e/race/setup.sh
 	python3 e2e/race/vllm.py $(RACE)
+
+# Measures one table of docs/results again and writes the documents: RESULTS=vllm-race. Of a command that prints other tables, the figures are
+# put into docs/results/NAME.json by hand.
+results: cargo
+	python3 docs/results/take.py $(RESULTS)
+	KVLANE_WRITE_RESULTS=1 cargo test -p kvlane --test results
 
 # The catalogue of models and every path of docs/apis.md, on three vLLM servers: one with adapters, one that embeds.
 e2e-models: cargo

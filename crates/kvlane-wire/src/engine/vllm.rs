@@ -30,7 +30,7 @@ pub(super) static ENGINE: EngineKind = EngineKind {
         hit_tokens: &["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
         external_hit_tokens: &["vllm:external_prefix_cache_hits_total"],
     },
-    // Of steps in which a prompt of several requests is computed as well; the newer name since 0.11.
+    // Renamed from `time_per_output_token_seconds`.
     intervals: &[
         ("vllm:inter_token_latency_seconds_count", "vllm:inter_token_latency_seconds_sum"),
         ("vllm:time_per_output_token_seconds_count", "vllm:time_per_output_token_seconds_sum"),
