@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use kvlane_core::load::LoadReport;
+use kvlane_core::rates::OwnMeasures;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::worker::Worker;
-use kvlane_wire::engine::{adapter_report, prefix_caches, token_intervals};
+use kvlane_wire::engine::{PrefixCache, adapter_report, prefix_caches, token_intervals};
 
 use super::Controller;
 
@@ -20,7 +21,8 @@ impl Controller {
         let adapters = adapter_report(page).filter(|_| reports.len() == 1);
         for (pool, of) in self.endpoints_of(worker.id) {
             let (endpoint, number) = (of.id, of.number);
-            if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+            let cache = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)).map(|(_, cache)| cache);
+            if let Some(cache) = cache {
                 if pool.metrics.engine_reuse.note(endpoint, *cache) {
                     pool.step(Input::Fetched { endpoint });
                 }
@@ -36,7 +38,9 @@ impl Controller {
                 pool.step(Input::Reported { endpoint, reported });
             }
             if let Some((_, told)) = intervals.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
-                pool.step(Input::Decoded { endpoint, intervals: told.count, seconds: told.seconds });
+                let computed_tokens = cache.map(PrefixCache::computed_tokens);
+                let own = OwnMeasures { intervals: told.count, seconds: told.seconds, computed_tokens };
+                pool.step(Input::Measured { endpoint, own });
             }
             if let Some(reported) = adapters.clone() {
                 pool.step(Input::Adapters { endpoint, reported });

@@ -14,4 +14,5 @@ pub use self::fit::Pace;
 pub(crate) use self::fit::{Fit, Measured, Prefilled, SAMPLES_MAX};
 pub use self::model::Rates;
 pub(crate) use self::model::{COMPUTED_MAX, Part, STEP_TOKENS, Work, chunks};
+pub use self::told::OwnMeasures;
 pub(crate) use self::told::Told;

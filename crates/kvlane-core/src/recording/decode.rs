@@ -12,6 +12,7 @@ use crate::cache_accuracy::{Prediction, ReportedReuse};
 use crate::endpoint::EndpointId;
 use crate::load;
 use crate::policy::Reason;
+use crate::rates::OwnMeasures;
 use crate::request::{AdapterKey, IfMissed, RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
@@ -115,11 +116,12 @@ impl<'a> Entries<'a> {
                 let reported = load::LoadReport { running, waiting, kv_usage_ratio, kv_capacity_tokens };
                 Input::Reported { endpoint, reported }
             }
-            Kind::Decoded => Input::Decoded {
-                endpoint: EndpointId::numbered(rest.u32()?),
-                intervals: rest.f64()?,
-                seconds: rest.f64()?,
-            },
+            Kind::Measured => {
+                let endpoint = EndpointId::numbered(rest.u32()?);
+                let (intervals, seconds) = (rest.f64()?, rest.f64()?);
+                let computed_tokens = rest.number()?.checked_sub(1);
+                Input::Measured { endpoint, own: OwnMeasures { intervals, seconds, computed_tokens } }
+            }
             Kind::Counted => Input::Counted {
                 endpoint: EndpointId::numbered(rest.u32()?),
                 queries: rest.f64()?,

@@ -5,6 +5,7 @@ use crate::cache_accuracy::Prediction;
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
 use crate::policy::Reason;
+use crate::rates::OwnMeasures;
 use crate::request::{AnswerEnd, IfMissed, RequestId, SchedulingRequest};
 use crate::scheduler::Checkpoint;
 use crate::scheduler::{Input, TOKENS_TOLD};
@@ -34,7 +35,7 @@ pub(super) enum Kind {
     Refused,
     Split,
     Ended,
-    Decoded,
+    Measured,
 }
 
 impl Kind {
@@ -59,7 +60,7 @@ impl Kind {
         Self::Refused,
         Self::Split,
         Self::Ended,
-        Self::Decoded,
+        Self::Measured,
     ];
 }
 
@@ -237,11 +238,13 @@ impl Memory {
                 out.extend_from_slice(&hits.to_bits().to_le_bytes());
                 put(out, u64::from(*block_tokens));
             }
-            Input::Decoded { endpoint, intervals, seconds } => {
-                self.begin(out, Kind::Decoded, now, None);
+            Input::Measured { endpoint, own } => {
+                let OwnMeasures { intervals, seconds, computed_tokens } = own;
+                self.begin(out, Kind::Measured, now, None);
                 put(out, u64::from(endpoint.number()));
                 out.extend_from_slice(&intervals.to_bits().to_le_bytes());
                 out.extend_from_slice(&seconds.to_bits().to_le_bytes());
+                put(out, computed_tokens.map_or(0, |tokens| tokens.saturating_add(1)));
             }
             Input::Joined { .. }
             | Input::Assigned { .. }

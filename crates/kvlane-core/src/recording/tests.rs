@@ -12,6 +12,7 @@ use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
 use crate::policy::PolicyConfig;
+use crate::rates::OwnMeasures;
 use crate::request::{
     AdapterKey, Claims, IfMissed, RequestKey, SchedulingRequest, SessionKey, Slo, TenantKey,
 };
@@ -128,11 +129,12 @@ fn inputs() -> impl Strategy<Value = Input> {
                 block_tokens
             }
         ),
-        (endpoints(), 0.0f64..1e9, 0.0f64..1e6).prop_map(|(endpoint, intervals, seconds)| Input::Decoded {
-            endpoint,
-            intervals,
-            seconds
-        }),
+        (endpoints(), 0.0f64..1e9, 0.0f64..1e6, prop::option::of(0..u64::MAX)).prop_map(
+            |(endpoint, intervals, seconds, computed_tokens)| Input::Measured {
+                endpoint,
+                own: OwnMeasures { intervals, seconds, computed_tokens },
+            }
+        ),
         (endpoints(), any::<u32>(), 0.0f32..1.0, prop::option::of(any::<u64>())).prop_map(
             |(endpoint, running, kv_usage_ratio, kv_capacity_tokens)| Input::Reported {
                 endpoint,

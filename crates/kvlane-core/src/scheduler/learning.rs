@@ -6,7 +6,7 @@ use crate::evidence::Evidence;
 use crate::forecast::{Claim, Forecast, Kind, Usual};
 use crate::load::Load;
 use crate::policy::Candidate;
-use crate::rates::{self, Fit, Measured, Part, Prefilled, Rates, Told, Work};
+use crate::rates::{self, Fit, Measured, OwnMeasures, Part, Prefilled, Rates, Told, Work};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::scheduler::predictions::Predictions;
 use crate::time::Nanos;
@@ -292,25 +292,14 @@ impl Learning {
         self.observe(endpoint, Measured::WholeAnswer, now - timed.placed, &work);
     }
 
-    /// An endpoint has measured so many times between output tokens since it started, of so many seconds together. They
-    /// count where none of its answers were timed for [`OWN_COUNT_FOR`].
-    pub(super) fn decoded(
-        &mut self,
-        now: Nanos,
-        endpoint: Option<&mut Endpoint>,
-        intervals: f64,
-        seconds: f64,
-    ) {
+    /// An endpoint has measured this itself. It counts where none of its answers were timed for [`OWN_COUNT_FOR`].
+    pub(super) fn measured(&mut self, now: Nanos, endpoint: Option<&mut Endpoint>, own: OwnMeasures) {
         let Some(endpoint) = endpoint else { return };
         let Some((reported, _)) = endpoint.load.reported else { return };
-        let told = Told {
-            at: now,
-            intervals,
-            seconds,
-            running: reported.running,
-            context_tokens: endpoint.in_flight().context_tokens,
-            prefilled: endpoint.pace.prefilled(),
-        };
+        let in_flight = endpoint.in_flight();
+        let context_tokens = in_flight.context_tokens / u64::from(in_flight.decoding().max(1));
+        let prefilled = endpoint.pace.prefilled();
+        let told = Told { at: now, own, running: reported.running, context_tokens, prefilled };
         let Some(before) = endpoint.told.replace(told) else { return };
         if endpoint.pace.is_untimed_since(before.at - OWN_COUNT_FOR)
             && let Some((taken_s, work)) = told.since(&before)

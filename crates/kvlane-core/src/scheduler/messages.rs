@@ -12,6 +12,7 @@ use crate::decision::{Placement, Refused};
 use crate::disaggregation::{Part, WarmUp};
 use crate::endpoint::EndpointId;
 use crate::load::LoadReport;
+use crate::rates::OwnMeasures;
 use crate::replica::{Estimate, ReplicaId, Service, Share, Subject, Turn};
 use crate::request::{AnswerEnd, RequestId, SchedulingRequest};
 use crate::time::Nanos;
@@ -156,14 +157,12 @@ pub enum Input {
         /// Prompt tokens per block.
         block_tokens: u32,
     },
-    /// The times between an endpoint's output tokens, as it has measured them itself since it started.
-    Decoded {
+    /// What an endpoint has measured itself since it started.
+    Measured {
         /// The endpoint.
         endpoint: EndpointId,
-        /// How many.
-        intervals: f64,
-        /// Their sum.
-        seconds: f64,
+        /// What it says.
+        own: OwnMeasures,
     },
     /// An endpoint has fetched prompt tokens from outside its cache, from a store or another engine: it may report more
     /// reuse than is known here.

@@ -208,8 +208,8 @@ impl Scheduler {
             Input::Counted { endpoint, queries, hits, block_tokens } => {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
-            Input::Decoded { endpoint, intervals, seconds } => {
-                self.learning.decoded(now, self.pool.get_mut(endpoint), intervals, seconds);
+            Input::Measured { endpoint, own } => {
+                self.learning.measured(now, self.pool.get_mut(endpoint), own);
             }
             Input::Fetched { endpoint } => {
                 self.pool.cache_accuracy_mut(endpoint).into_iter().for_each(CacheAccuracy::fetched);

@@ -17,6 +17,13 @@ pub struct PrefixCache {
     pub external_hit_tokens: u64,
 }
 
+impl PrefixCache {
+    /// Tokens that were looked up, and neither found nor fetched.
+    pub fn computed_tokens(&self) -> u64 {
+        self.queried_tokens.saturating_sub(self.hit_tokens).saturating_sub(self.external_hit_tokens)
+    }
+}
+
 /// The prefix cache counters of a page's ranks, in order of rank; empty if the page has none. A page without rank
 /// labels describes rank 0.
 pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
