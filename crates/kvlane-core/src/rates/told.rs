@@ -121,7 +121,7 @@ mod tests {
                 told.own.intervals += steps * f64::from(sequences);
                 told.own.seconds += busy_s * f64::from(sequences);
                 // It has idled as well.
-                told.at = told.at + Nanos::from_secs_f64(busy_s * (1.0 + rng.unit()));
+                told.at += Nanos::from_secs_f64(busy_s * (1.0 + rng.unit()));
                 if let Some((taken_s, work)) = told.since(&before) {
                     fit.observe(&mut pace, &base, Measured::Tokens, taken_s, &work);
                 }
