@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use crate::deaths::ArrivalTime;
 use crate::feed::{Feed, Text};
-use crate::metrics::Histogram;
+use crate::metrics::{Histogram, Served};
 use crate::tokens::Prompt;
 use crate::transfer::config::KvTransferFaults;
 use crate::transfer::link::{Fortune, Link, LinkCounts};
@@ -57,16 +57,6 @@ pub(crate) struct Progress {
 /// The engine's queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull;
-
-/// Values of `/metrics` beyond the engine's own counters. Times are the engine's, in seconds.
-#[derive(Clone, Debug)]
-pub(crate) struct Served {
-    pub(crate) finished: u64,
-    pub(crate) ttft: Histogram,
-    pub(crate) itl: Histogram,
-    pub(crate) e2e: Histogram,
-    pub(crate) transfers: LinkCounts,
-}
 
 /// Called with a request's id after its end.
 pub(crate) type Keeper = Box<dyn FnOnce(u64) + Send>;

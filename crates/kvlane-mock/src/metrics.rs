@@ -8,8 +8,8 @@ use kvlane_sim::EngineStats;
 use kvlane_wire::disaggregation::Connector;
 
 use crate::api::Shared;
-use crate::driver::Served;
 use crate::transfer::config::KvRole;
+use crate::transfer::link::LinkCounts;
 
 /// Counts of observations by upper bound, as in Prometheus.
 #[derive(Clone, Debug)]
@@ -18,6 +18,16 @@ pub(crate) struct Histogram {
     /// One more than bounds: the last is for larger values.
     counts: Vec<u64>,
     sum: f64,
+}
+
+/// Values of `/metrics` beyond the engine's own counters. Times are the engine's, in seconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Served {
+    pub(crate) finished: u64,
+    pub(crate) ttft: Histogram,
+    pub(crate) itl: Histogram,
+    pub(crate) e2e: Histogram,
+    pub(crate) transfers: LinkCounts,
 }
 
 /// vLLM's buckets of `time_to_first_token_seconds`.
