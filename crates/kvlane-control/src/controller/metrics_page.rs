@@ -6,7 +6,7 @@ use kvlane_core::load::LoadReport;
 use kvlane_core::rates::OwnMeasures;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::worker::Worker;
-use kvlane_wire::engine::{PrefixCache, adapter_report, prefix_caches, token_intervals};
+use kvlane_wire::engine::{PrefixCache, TokenIntervals, adapter_report, prefix_caches, token_intervals};
 
 use super::Controller;
 
@@ -23,9 +23,7 @@ impl Controller {
             let (endpoint, number) = (of.id, of.number);
             let cache = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)).map(|(_, cache)| cache);
             if let Some(cache) = cache {
-                if pool.metrics.engine_reuse.note(endpoint, *cache) {
-                    pool.step(Input::Fetched { endpoint });
-                }
+                pool.metrics.engine_reuse.note(endpoint, *cache);
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
                 let block_tokens = pool.router.block_tokens();
                 pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
@@ -37,9 +35,12 @@ impl Controller {
             if let Some(&(_, reported)) = of_it {
                 pool.step(Input::Reported { endpoint, reported });
             }
-            if let Some((_, told)) = intervals.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+            let told = intervals.iter().find(|(rank, _)| *rank == number.unwrap_or(0)).map(|(_, told)| told);
+            if cache.is_some() || told.is_some() {
+                let TokenIntervals { count: intervals, seconds } = told.copied().unwrap_or_default();
                 let computed_tokens = cache.map(PrefixCache::computed_tokens);
-                let own = OwnMeasures { intervals: told.count, seconds: told.seconds, computed_tokens };
+                let fetched_tokens = cache.map_or(0, |cache| cache.external_hit_tokens);
+                let own = OwnMeasures { intervals, seconds, computed_tokens, fetched_tokens };
                 pool.step(Input::Measured { endpoint, own });
             }
             if let Some(reported) = adapters.clone() {

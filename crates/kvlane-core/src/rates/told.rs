@@ -20,6 +20,8 @@ pub struct OwnMeasures {
     pub seconds: f64,
     /// Prompt tokens that it has computed; `None` if it does not say.
     pub computed_tokens: Option<u64>,
+    /// Prompt tokens that it has fetched from a store or another engine.
+    pub fetched_tokens: u64,
 }
 
 /// A reading of an engine's own measures, and the work that is known there.
@@ -76,7 +78,7 @@ mod tests {
 
     const NONE: Told = Told {
         at: Nanos(0),
-        own: OwnMeasures { intervals: 0.0, seconds: 0.0, computed_tokens: None },
+        own: OwnMeasures { intervals: 0.0, seconds: 0.0, computed_tokens: None, fetched_tokens: 0 },
         running: 0,
         context_tokens: 0,
         prefilled: Prefilled { prompts: 0, tokens: 0, pairs: 0 },
@@ -127,11 +129,11 @@ mod tests {
                 }
             }
             let rates = pace.rates(&fit.rates(&base));
-            for (name, found, true_s) in [
-                ("step", rates.decode_step_s(16, 32_000), machine.decode_step_s(16, 32_000)),
-                ("prefill", rates.prefill_s(2000, 2_000_000), machine.prefill_s(2000, 2_000_000)),
+            for (name, found, true_s, most) in [
+                ("step", rates.decode_step_s(16, 32_000), machine.decode_step_s(16, 32_000), 0.1),
+                ("prefill", rates.prefill_s(2000, 2_000_000), machine.prefill_s(2000, 2_000_000), 0.2),
             ] {
-                assert!((found / true_s - 1.0).abs() < 0.2, "seed {seed}, {name}: {found} {true_s}");
+                assert!((found / true_s - 1.0).abs() < most, "seed {seed}, {name}: {found} {true_s}");
             }
         }
     }
@@ -140,7 +142,7 @@ mod tests {
     fn an_engine_that_restarted_or_rested_says_nothing() {
         let of = |at, intervals, seconds, computed_tokens| Told {
             at: Nanos::from_secs(at),
-            own: OwnMeasures { intervals, seconds, computed_tokens },
+            own: OwnMeasures { intervals, seconds, computed_tokens, fetched_tokens: 0 },
             running: 2,
             ..NONE
         };

@@ -120,7 +120,9 @@ impl<'a> Entries<'a> {
                 let endpoint = EndpointId::numbered(rest.u32()?);
                 let (intervals, seconds) = (rest.f64()?, rest.f64()?);
                 let computed_tokens = rest.number()?.checked_sub(1);
-                Input::Measured { endpoint, own: OwnMeasures { intervals, seconds, computed_tokens } }
+                let fetched_tokens = rest.number()?;
+                let own = OwnMeasures { intervals, seconds, computed_tokens, fetched_tokens };
+                Input::Measured { endpoint, own }
             }
             Kind::Counted => Input::Counted {
                 endpoint: EndpointId::numbered(rest.u32()?),

@@ -239,12 +239,13 @@ impl Memory {
                 put(out, u64::from(*block_tokens));
             }
             Input::Measured { endpoint, own } => {
-                let OwnMeasures { intervals, seconds, computed_tokens } = own;
+                let OwnMeasures { intervals, seconds, computed_tokens, fetched_tokens } = *own;
                 self.begin(out, Kind::Measured, now, None);
                 put(out, u64::from(endpoint.number()));
                 out.extend_from_slice(&intervals.to_bits().to_le_bytes());
                 out.extend_from_slice(&seconds.to_bits().to_le_bytes());
                 put(out, computed_tokens.map_or(0, |tokens| tokens.saturating_add(1)));
+                put(out, fetched_tokens);
             }
             Input::Joined { .. }
             | Input::Assigned { .. }
@@ -258,7 +259,6 @@ impl Memory {
             | Input::Blamed { .. }
             | Input::Fed { .. }
             | Input::Forgot { .. }
-            | Input::Fetched { .. }
             | Input::Adapters { .. }
             | Input::Busy { .. }
             | Input::Configured { .. } => {

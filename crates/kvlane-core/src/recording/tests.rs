@@ -111,7 +111,6 @@ fn inputs() -> impl Strategy<Value = Input> {
         Just(Input::Tick),
         (endpoints(), any::<bool>()).prop_map(|(endpoint, healthy)| Input::Health { endpoint, healthy }),
         endpoints().prop_map(|endpoint| Input::Fed { endpoint, feed: Feed::Live }),
-        endpoints().prop_map(|endpoint| Input::Fetched { endpoint }),
         endpoints().prop_map(|endpoint| Input::Left { endpoint }),
         endpoints().prop_map(|endpoint| Input::Blamed { endpoint }),
         (endpoints(), any::<bool>()).prop_map(|(endpoint, stalled)| Input::Stalled { endpoint, stalled }),
@@ -132,7 +131,12 @@ fn inputs() -> impl Strategy<Value = Input> {
         (endpoints(), 0.0f64..1e9, 0.0f64..1e6, prop::option::of(0..u64::MAX)).prop_map(
             |(endpoint, intervals, seconds, computed_tokens)| Input::Measured {
                 endpoint,
-                own: OwnMeasures { intervals, seconds, computed_tokens },
+                own: OwnMeasures {
+                    intervals,
+                    seconds,
+                    computed_tokens,
+                    fetched_tokens: computed_tokens.unwrap_or(0) / 2
+                },
             }
         ),
         (endpoints(), any::<u32>(), 0.0f32..1.0, prop::option::of(any::<u64>())).prop_map(

@@ -164,12 +164,6 @@ pub enum Input {
         /// What it says.
         own: OwnMeasures,
     },
-    /// An endpoint has fetched prompt tokens from outside its cache, from a store or another engine: it may report more
-    /// reuse than is known here.
-    Fetched {
-        /// The endpoint.
-        endpoint: EndpointId,
-    },
     /// An endpoint failed a dispatched request: no answer, a broken answer or an error answer. Its [`Input::Finished`]
     /// follows.
     Failed {

@@ -209,10 +209,10 @@ impl Scheduler {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
             Input::Measured { endpoint, own } => {
+                if own.fetched_tokens > 0 {
+                    self.pool.cache_accuracy_mut(endpoint).into_iter().for_each(CacheAccuracy::fetched);
+                }
                 self.learning.measured(now, self.pool.get_mut(endpoint), own);
-            }
-            Input::Fetched { endpoint } => {
-                self.pool.cache_accuracy_mut(endpoint).into_iter().for_each(CacheAccuracy::fetched);
             }
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
                 self.apply_outcome(now, &input, out);

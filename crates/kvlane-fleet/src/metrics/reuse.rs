@@ -26,16 +26,14 @@ impl EngineReuse {
         Self { queried_tokens, hit_tokens, external_hit_tokens, last: Mutex::default() }
     }
 
-    /// An engine's counters have been read. The first reading is only the baseline. True if the engine is seen for the
-    /// first time since its start to have fetched tokens.
-    pub fn note(&self, endpoint: EndpointId, now: PrefixCache) -> bool {
-        let Some(before) = self.last().insert(endpoint, now) else { return now.external_hit_tokens > 0 };
+    /// An engine's counters have been read. The first reading is only the baseline.
+    pub fn note(&self, endpoint: EndpointId, now: PrefixCache) {
+        let Some(before) = self.last().insert(endpoint, now) else { return };
         let restarted = now.queried_tokens < before.queried_tokens || now.hit_tokens < before.hit_tokens;
         let before = if restarted { PrefixCache::default() } else { before };
         self.queried_tokens.inc_by(now.queried_tokens - before.queried_tokens);
         self.hit_tokens.inc_by(now.hit_tokens - before.hit_tokens);
         self.external_hit_tokens.inc_by(now.external_hit_tokens.saturating_sub(before.external_hit_tokens));
-        before.external_hit_tokens == 0 && now.external_hit_tokens > 0
     }
 
     /// An engine's counters at the last read, since the engine started.
@@ -62,16 +60,16 @@ mod tests {
         let reuse = EngineReuse::new(Default::default());
         let (a, b) = (EndpointId::new(0, 0), EndpointId::new(1, 0));
         let read = |endpoint, queried_tokens, hit_tokens, external_hit_tokens| {
-            let first = reuse.note(endpoint, PrefixCache { queried_tokens, hit_tokens, external_hit_tokens });
-            (first, reuse.queried_tokens.get(), reuse.hit_tokens.get(), reuse.external_hit_tokens.get())
+            reuse.note(endpoint, PrefixCache { queried_tokens, hit_tokens, external_hit_tokens });
+            (reuse.queried_tokens.get(), reuse.hit_tokens.get(), reuse.external_hit_tokens.get())
         };
-        assert_eq!(read(a, 1000, 400, 50), (true, 0, 0, 0), "before this gateway's first reading");
-        assert_eq!(read(a, 1100, 480, 65), (false, 100, 80, 15));
-        assert_eq!(read(b, 5, 5, 0), (false, 100, 80, 15));
-        assert_eq!(read(a, 30, 10, 4), (true, 130, 90, 19), "the engine has restarted");
+        assert_eq!(read(a, 1000, 400, 50), (0, 0, 0), "before this gateway's first reading");
+        assert_eq!(read(a, 1100, 480, 65), (100, 80, 15));
+        assert_eq!(read(b, 5, 5, 0), (100, 80, 15));
+        assert_eq!(read(a, 30, 10, 4), (130, 90, 19), "the engine has restarted");
         let cache = PrefixCache { queried_tokens: 30, hit_tokens: 10, external_hit_tokens: 4 };
         assert_eq!(reuse.of(a), Some(cache));
         reuse.forget(a);
-        assert_eq!((reuse.of(a), read(a, 2000, 2000, 9)), (None, (true, 130, 90, 19)));
+        assert_eq!((reuse.of(a), read(a, 2000, 2000, 9)), (None, (130, 90, 19)));
     }
 }
