@@ -19,7 +19,7 @@ const DOCUMENTS: [&str; 2] = ["README.md", "docs/results.md"];
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
-    /// The command that measures it, or nothing where it is in the text.
+    /// The command that measures it; capitals stand for files of the reader's.
     command: String,
     /// The day.
     measured: String,
@@ -65,7 +65,7 @@ fn code(of: &[PathBuf]) -> String {
 
 fn collect(path: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
     if !path.is_dir() {
-        assert!(path.is_file(), "{name} of a file in docs/results is not there");
+        assert!(path.is_file(), "a file in docs/results measures {name}, which is not there");
         return files.push((name.to_owned(), path.to_owned()));
     }
     for entry in fs::read_dir(path).expect("a directory") {
@@ -121,7 +121,10 @@ fn tables_of_figures_are_written_from_their_data() {
             .expect("writable");
     }
     let unknown: Vec<_> = tables.iter().filter(|(_, table)| table.code.is_empty()).collect();
-    assert!(unknown.is_empty(), "written with the tables, by KVLANE_WRITE_RESULTS=1");
+    assert!(
+        unknown.is_empty(),
+        "files in docs/results without code: write the tables with KVLANE_WRITE_RESULTS=1"
+    );
     let mut found = Vec::new();
     for document in DOCUMENTS {
         let path = root().join(document);
