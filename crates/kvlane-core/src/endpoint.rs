@@ -2,6 +2,8 @@
 //!
 //! The [`Pool`] is the only owner of the fleet's state and of the in-flight ledger per endpoint.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -75,6 +77,8 @@ pub struct Endpoint {
     pub pace: Pace,
     /// What its engine has told of its own steps.
     pub(crate) told: Option<Told>,
+    /// TPOT objectives of this router's requests in flight there that should meet them.
+    pub(crate) tpots: Tpots,
     /// Since when it computes the first of this router's prompts that wait there, if any does.
     pub(crate) computing_since: Nanos,
     /// Its circuit breaker.
@@ -88,6 +92,10 @@ pub struct Endpoint {
     /// Whether it was healthy before: the first time it becomes healthy is not a recovery.
     pub(crate) was_healthy: bool,
 }
+
+/// TPOT objectives in milliseconds, and how many requests have each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tpots(BTreeMap<u32, u32>);
 
 /// The endpoints that serve one model. At most 65,535.
 #[derive(Debug, Default)]
@@ -124,6 +132,29 @@ impl Endpoint {
             return 0.0;
         }
         f64::from(micros_since(self.computing_since.micros(), now)) * 1e-6
+    }
+}
+
+// === impl Tpots ===
+
+impl Tpots {
+    pub(crate) fn add(&mut self, most_ms: u32) {
+        *self.0.entry(most_ms).or_default() += 1;
+    }
+
+    pub(crate) fn remove(&mut self, most_ms: u32) {
+        if let Entry::Occupied(mut entry) = self.0.entry(most_ms) {
+            *entry.get_mut() -= 1;
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
+    }
+
+    /// How many are met by steps of `before_ms` and missed by those of `with_ms`.
+    pub(crate) fn between(&self, before_ms: f64, with_ms: f64) -> u32 {
+        let (first, end) = (before_ms.ceil() as u32, with_ms.ceil() as u32);
+        if first < end { self.0.range(first..end).map(|(_, requests)| requests).sum() } else { 0 }
     }
 }
 
@@ -178,6 +209,7 @@ impl Pool {
             cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),
             told: None,
+            tpots: Tpots::default(),
             computing_since: Nanos::ZERO,
             breaker: Breaker::default(),
             stalled: false,

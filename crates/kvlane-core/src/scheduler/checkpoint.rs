@@ -1,7 +1,7 @@
 //! Checkpoint: the part of a scheduler's state that a recording starts from when it starts later than the scheduler.
 //!
 //! Left out, and learned again: answer lengths per conversation, cache accuracy, breakers and back-offs, a policy's own
-//! state, the queue, and what is being loaded from below the GPU.
+//! state, and the queue.
 
 use std::sync::Arc;
 
@@ -65,6 +65,12 @@ struct CheckpointRequest(
     /// Whether its prompt counts as pending prefill; whether its prompt was prefilled.
     (bool, bool),
     Option<SessionKey>,
+    /// Tokens to load from below the GPU.
+    #[serde(default)]
+    u32,
+    /// Its TPOT objective in milliseconds, if it should meet it.
+    #[serde(default)]
+    Option<u32>,
 );
 
 // === impl Checkpoint ===
@@ -142,8 +148,9 @@ impl Scheduler {
     }
 
     fn resume(&mut self, now: Nanos, flight: CheckpointRequest) {
-        let CheckpointRequest(request, endpoint, tokens, prediction, (prefilling, computed), session) =
+        let CheckpointRequest(request, endpoint, tokens, prediction, phase, session, lower_tokens, tpot_ms) =
             flight;
+        let (prefilling, computed) = phase;
         let (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, output_tokens, block_tokens) =
             tokens;
         if self.flights.contains(request) {
@@ -160,14 +167,19 @@ impl Scheduler {
             ledger.prefill_tokens = ledger.prefill_tokens.saturating_add(prefill_tokens.into());
             ledger.prefill_pairs = ledger.prefill_pairs.saturating_add(prefill_pairs);
             ledger.context_tokens = ledger.context_tokens.saturating_add(context_tokens);
+            ledger.lower_tokens = ledger.lower_tokens.saturating_add(lower_tokens.into());
+            if let Some(most_ms) = tpot_ms {
+                endpoint.tpots.add(most_ms);
+            }
         }
+        self.tpots_due += usize::from(tpot_ms.is_some());
         self.flights.insert(InFlightRequest {
             request,
             endpoint,
             era: 0,
             prefill_tokens,
             prefill_pairs,
-            lower_tokens: 0,
+            lower_tokens,
             context_tokens,
             prompt_tokens,
             block_tokens,
@@ -181,6 +193,7 @@ impl Scheduler {
             receiving: None,
             leg_of: None,
             is_split: false,
+            tpot_ms,
             turn: None,
         });
     }
@@ -195,6 +208,45 @@ impl CheckpointRequest {
         let tokens =
             (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, timed.output_tokens, block_tokens);
         let prediction = flight.prediction.unwrap_or_default();
-        Self(request, endpoint, tokens, prediction, (prefilling, computed), timed.session())
+        let InFlightRequest { lower_tokens, tpot_ms, .. } = *flight;
+        Self(
+            request,
+            endpoint,
+            tokens,
+            prediction,
+            (prefilling, computed),
+            timed.session(),
+            lower_tokens,
+            tpot_ms,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{World, config, endpoint};
+    use super::*;
+    use crate::request::Slo;
+    use crate::scheduler::Input;
+
+    #[test]
+    fn a_resumed_scheduler_knows_the_loads_and_the_objectives_in_flight() {
+        let mut world = World::new(config("fleet_cost"), 1);
+        world.step(Input::Fed { endpoint: endpoint(0), feed: Feed::Live });
+        let slo = Slo { tpot_ms: Some(1000), ..Slo::default() };
+        let request = SchedulingRequest { slo, ..SchedulingRequest::new(RequestId(1), 1000) };
+        let held = Prediction { exact: 640, lower: 320, ..Prediction::default() };
+        world.step(Input::Arrived { request, overlap: vec![(endpoint(0), held)], block_tokens: 64 });
+        let before = world.ledger(0);
+        let mut resumed = Scheduler::resumed(world.now, world.scheduler.synopsis());
+        let of = resumed.pool.get(endpoint(0)).expect("an endpoint");
+        assert_eq!((of.load.in_flight, of.tpots.between(0.0, 2000.0), resumed.tpots_due), (before, 1, 1));
+        assert!(before.lower_tokens > 0, "{before:?}");
+        resumed.step(world.now, Input::Finished { request: RequestId(1) }, &mut Vec::new());
+        let of = resumed.pool.get(endpoint(0)).expect("an endpoint");
+        assert_eq!(
+            (of.load.in_flight, of.tpots.between(0.0, 2000.0), resumed.tpots_due),
+            (Default::default(), 0, 0)
+        );
     }
 }

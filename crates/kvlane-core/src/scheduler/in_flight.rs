@@ -47,6 +47,8 @@ pub(super) struct InFlightRequest {
     pub(super) leg_of: Option<RequestId>,
     /// Whether its prompt is computed elsewhere, so that its engine's report of reuse says nothing.
     pub(super) is_split: bool,
+    /// Its TPOT objective, if it should meet it.
+    pub(super) tpot_ms: Option<u32>,
     /// Its conversation turn, where session admission is on.
     pub(super) turn: Option<Turn>,
 }

@@ -78,6 +78,8 @@ pub struct Scheduler {
     learning: Learning,
     estimated_prefills: EstimatedPrefills,
     availability: AvailabilitySummary,
+    /// Requests in flight that should meet a TPOT objective.
+    tpots_due: usize,
     splits: Splits,
     shortlist: Shortlist,
     adapters: Adapters,
@@ -122,6 +124,7 @@ impl Scheduler {
             learning: Learning::new(config.timing.as_deref()),
             estimated_prefills: EstimatedPrefills::default(),
             availability: AvailabilitySummary::default(),
+            tpots_due: 0,
             splits: Splits::new(&config),
             shortlist: Shortlist::default(),
             adapters: Adapters::default(),
@@ -210,7 +213,7 @@ impl Scheduler {
             }
             Input::Measured { endpoint, own } => {
                 if own.fetched_tokens > 0 {
-                    self.pool.cache_accuracy_mut(endpoint).into_iter().for_each(CacheAccuracy::fetched);
+                    self.learn(endpoint, out, CacheAccuracy::fetched);
                 }
                 self.learning.measured(now, self.pool.get_mut(endpoint), own);
             }
@@ -538,6 +541,7 @@ impl Scheduler {
         if flight.output_tokens_due > 0 {
             self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
         }
+        self.tpots_due -= usize::from(flight.tpot_ms.is_some());
         if let Some(endpoint) = self.pool.get_mut(flight.endpoint) {
             endpoint.breaker.over(request);
             let ledger = &mut endpoint.load.in_flight;
@@ -548,6 +552,9 @@ impl Scheduler {
             ledger.lower_tokens -= u64::from(flight.lower_tokens);
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
+            if let Some(most_ms) = flight.tpot_ms {
+                endpoint.tpots.remove(most_ms);
+            }
             self.report_drained(flight.endpoint, out);
         }
     }

@@ -1,6 +1,7 @@
 //! Placement: selects an endpoint, or a pair of them, and reserves what the request needs there.
 
 use super::in_flight::{InFlightRequest, Receiving, Turn};
+use super::slo::tpot_met_ms;
 use super::{OUTPUT_WEIGHT, Output, Scheduler};
 use crate::cache_accuracy::{Feed, Knowledge};
 use crate::decision::{Placement, PrefillLeg};
@@ -114,6 +115,7 @@ impl Scheduler {
                 account,
                 leg_of: Some(request.id),
                 is_stream: false,
+                tpot_ms: None,
                 ..self.flight_at(now, &asked, prefill, *block_tokens)
             };
             self.splits.legs += 1;
@@ -185,6 +187,7 @@ impl Scheduler {
             receiving: None,
             leg_of: None,
             is_split: false,
+            tpot_ms: tpot_met_ms(row, request),
             turn: None,
         }
     }
@@ -207,7 +210,11 @@ impl Scheduler {
             ledger.lower_tokens += u64::from(flight.lower_tokens);
             ledger.prefill_tokens += u64::from(flight.prefill_tokens);
             ledger.context_tokens += flight.context_tokens;
+            if let Some(most_ms) = flight.tpot_ms {
+                endpoint.tpots.add(most_ms);
+            }
         }
+        self.tpots_due += usize::from(flight.tpot_ms.is_some());
         self.flights.insert(flight);
     }
 }

@@ -1,16 +1,19 @@
-//! Service level objectives (SLO) of requests: endpoints that should miss them are left out.
+//! Service level objectives (SLO) of requests: only the endpoints stay on which the most requests should meet theirs.
 //!
-//! Among those that should meet them the policy chooses, by cost as ever: the share of requests within their objectives
+//! Among these the policy chooses, by cost as ever: the share of requests within their objectives
 //! grows with what is left for others. A request does not delay the first tokens of those placed before it, since
-//! engines compute prompts in order of arrival; that it slows their decoding is not looked at.
+//! engines compute prompts in order of arrival. It does lengthen their decode steps, by which those in flight there may miss
+//! their TPOT that would meet it without: each counts as much as the request itself. So a request without objectives
+//! leaves endpoints out, too.
 //!
-//! Where every endpoint should miss them, a request is refused, or placed as if it had none, as [`IfMissed`] says: by
+//! Where every endpoint should miss its own, a request is refused, or placed as if it had none, as [`IfMissed`] says: by
 //! default one of negative priority is refused, as llm-d does. A queued one that should miss its target when its turn
 //! comes lets those behind it go first. A retry is not refused: its client has been told to wait.
 //!
 //! [`IfMissed`]: crate::request::IfMissed
 
 use super::Scheduler;
+use crate::load::InFlight;
 use crate::policy::Candidate;
 use crate::queue::Waiting;
 use crate::request::{SchedulingRequest, Slo};
@@ -30,35 +33,55 @@ pub(super) enum SloFit {
     },
 }
 
+/// Milliseconds of a decode step on this row, without and with the request.
+fn step_ms(row: &Candidate, request: &SchedulingRequest) -> (f64, f64) {
+    let InFlight { requests, context_tokens, .. } = row.load.in_flight;
+    let with_tokens = context_tokens + u64::from(request.prompt_tokens);
+    let [before_s, with_s] = [(requests, context_tokens), (requests + 1, with_tokens)]
+        .map(|(n, tokens)| row.rates.decode_step_s(n, tokens));
+    (before_s * 1e3, with_s * 1e3)
+}
+
+/// The request's TPOT objective, if it should meet it on this row.
+pub(super) fn tpot_met_ms(row: &Candidate, request: &SchedulingRequest) -> Option<u32> {
+    request.slo.tpot_ms.filter(|&most_ms| step_ms(row, request).1 <= f64::from(most_ms))
+}
+
 /// Whether a request placed on this row should meet its objectives, with so much time left for its first token.
 fn meets(row: &Candidate, request: &SchedulingRequest, left_s: Option<f64>) -> bool {
-    let within = |seconds: f64, most_s: Option<f64>| most_s.is_none_or(|most_s| seconds <= most_s);
-    let in_flight = row.load.in_flight;
-    let context_tokens = in_flight.context_tokens + u64::from(request.prompt_tokens);
-    within(row.first_token_s(request), left_s)
-        && within(
-            row.rates.decode_step_s(in_flight.requests + 1, context_tokens),
-            request.slo.tpot_ms.map(|most| f64::from(most) / 1e3),
-        )
+    left_s.is_none_or(|left_s| row.first_token_s(request) <= left_s)
+        && (request.slo.tpot_ms.is_none() || tpot_met_ms(row, request).is_some())
 }
 
 impl Scheduler {
-    /// Leaves the rows out on which the request should miss its objectives, if it should meet them on others.
+    /// Leaves only the rows on which the most requests should meet their objectives, and on which this one should if that is
+    /// among them.
     pub(super) fn keep_within_slo(&mut self, now: Nanos, waiting: &Waiting) -> SloFit {
         let Waiting { request, due, .. } = waiting;
+        let has_objectives = request.slo != Slo::default();
         // What a split request takes is in no row.
-        if request.slo == Slo::default() || self.splits.may_split(request, &self.rows) {
+        if !has_objectives && self.tpots_due == 0 || self.splits.may_split(request, &self.rows) {
             return SloFit::Met;
         }
         let left_s = due.map(|due| (due - now).as_secs_f64());
-        if self.rows.iter().any(|row| meets(row, request, left_s)) {
-            self.rows.retain(|row| meets(row, request, left_s));
+        let pool = &self.pool;
+        let more_met = |row: &Candidate| {
+            let is_met = has_objectives && meets(row, request, left_s);
+            let (before_ms, with_ms) = step_ms(row, request);
+            let missed =
+                pool.get(row.endpoint).map_or(0, |endpoint| endpoint.tpots.between(before_ms, with_ms));
+            (i64::from(is_met) - i64::from(missed), is_met)
+        };
+        let soonest_s = self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
+        let Some(most) = self.rows.iter().map(more_met).max() else { return SloFit::Met };
+        self.rows.retain(|row| more_met(row) == most);
+        let (_, is_met) = most;
+        if is_met || !has_objectives {
             return SloFit::Met;
         }
         if !request.is_refused_if_late() {
             return SloFit::BestEffort;
         }
-        let soonest_s = self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
         let late_s = left_s.map_or(0.0, |left_s| soonest_s - left_s);
         SloFit::Refused { late: Nanos::from_secs_f64(late_s) }
     }
@@ -69,6 +92,7 @@ mod tests {
     use super::super::tests::{World, config};
     use super::*;
     use crate::decision::{Refused, Rejection};
+    use crate::rates::Rates;
     use crate::request::{IfMissed, RequestId};
     use crate::scheduler::{Config, Input, Output};
 
@@ -149,6 +173,50 @@ mod tests {
             world.step(Input::Finished { request: RequestId(0) });
             assert_eq!(slot(&arrive(&mut world, 3, 100, slo, priority)), Some(0), "there is room again");
         }
+    }
+
+    /// Invariant: A request goes where the most requests should meet their TPOT, those in flight counted with it.
+    #[test]
+    fn a_request_is_not_placed_where_it_makes_others_miss_their_objectives() {
+        let mut world = World::new(config("round_robin"), 2);
+        // Two requests fit the target at an endpoint, a third does not.
+        let step_ms = |requests, tokens: u32| 1e3 * Rates::default().decode_step_s(requests, tokens.into());
+        let tpot_ms = step_ms(2, 200).ceil() as u32;
+        let slo = Slo { tpot_ms: Some(tpot_ms), ..Slo::default() };
+        let long = |tokens: u32| step_ms(2, 100 + tokens) > f64::from(tpot_ms);
+        let tokens = (1..).map(|n| n * 1000).find(|&tokens| long(tokens)).expect("some length");
+        assert_eq!(slot(&arrive(&mut world, 0, 100, slo, 0)), Some(0));
+        for id in 1..4 {
+            assert_eq!(
+                slot(&arrive(&mut world, id, tokens, Slo::default(), 0)),
+                Some(1),
+                "not beside the one with a target"
+            );
+        }
+        // One that should meet its own nowhere without taking as many from others goes where it takes none.
+        assert_eq!(slot(&arrive(&mut world, 4, 100, slo, 0)), Some(0), "both meet it");
+        assert_eq!(
+            slot(&arrive(&mut world, 5, tokens, slo, 0)),
+            Some(1),
+            "best effort: two would miss theirs"
+        );
+        // With the last of them what was kept for them is free.
+        for id in [0, 4] {
+            world.step(Input::Finished { request: RequestId(id) });
+        }
+        let slots: Vec<_> =
+            (6..8).map(|id| slot(&arrive(&mut world, id, tokens, Slo::default(), 0))).collect();
+        assert!(slots.contains(&Some(0)) && slots.contains(&Some(1)), "{slots:?}");
+    }
+
+    #[test]
+    fn what_misses_its_objective_anyway_is_not_protected() {
+        let mut world = World::new(config("round_robin"), 2);
+        let slo = Slo { tpot_ms: Some(0), ..Slo::default() };
+        arrive(&mut world, 0, 100, slo, 0);
+        let slots: Vec<_> =
+            (1..3).map(|id| slot(&arrive(&mut world, id, 100_000, Slo::default(), 0))).collect();
+        assert_eq!(slots, [Some(1), Some(0)]);
     }
 
     #[test]
