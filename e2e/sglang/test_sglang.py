@@ -46,13 +46,22 @@ class Sglang(Engine):
                 "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
                 "--page-size", str(PAGE_TOKENS), "--max-total-tokens", "6144", "--context-length", "4096",
                 "--sleep-on-idle", "--enable-cache-report", "--enable-metrics", "--kv-events-config", json.dumps(publisher),
+                *self.options(),
             ],
-            {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | self.environment(),
         )
+
+    def options(self):
+        """What this server is started with beside the rest."""
+        return []
+
+    def environment(self):
+        """The same for its environment."""
+        return {}
 
     def restarted(self):
         """Another server at the same address; this one must be dead."""
-        return Sglang(self.number, self.port, self.events_ports)
+        return type(self)(self.number, self.port, self.events_ports)
 
 
 def setUpModule():

@@ -13,7 +13,8 @@
 //! predicted nor reported reuse is not counted.
 //!
 //! An engine with a KV connector may also fetch a prefix from a store that other engines fill, and reports it as reused.
-//! Once its counters have shown such a fetch, more reuse than predicted says nothing about predictions: it is counted apart.
+//! Once its counters have shown such a fetch, more reuse than predicted says nothing about predictions: it is counted apart,
+//! and earlier answers no longer count.
 
 use serde::{Deserialize, Serialize};
 
@@ -307,9 +308,15 @@ impl CacheAccuracy {
         self.change(from, Cause::Feed(feed))
     }
 
-    /// The engine has fetched tokens from outside its cache, and may do so again.
-    pub(crate) fn fetched(&mut self) {
-        self.fetches = true;
+    /// The engine has fetched tokens from outside its cache, and may do so again. What answers reported beyond
+    /// predictions until this was known may have come from there as well, so the record begins anew the first time.
+    pub(crate) fn fetched(&mut self) -> Option<KnowledgeChange> {
+        if self.fetches {
+            return None;
+        }
+        let from = self.knowledge();
+        (self.fetches, self.exact, self.approximate) = (true, Record::default(), Record::default());
+        self.change(from, Cause::HoldsAgain)
     }
 
     /// The endpoint restarted: resets all judgements.
@@ -548,6 +555,18 @@ mod tests {
         );
         let too_little = after(&mut live(), WINDOW, 320, 800, 800);
         assert_eq!(too_little, [Knowledge::Degraded, Knowledge::Approximate], "by one that has no store");
+    }
+
+    #[test]
+    fn what_came_from_outside_before_that_was_known_is_forgiven_once() {
+        let mut accuracy = live();
+        assert_eq!(after(&mut accuracy, 8, 0, 0, 800), [Knowledge::Degraded]);
+        let change = accuracy.fetched().expect("a change");
+        assert_eq!((change.to, change.cause), (Knowledge::Exact, Cause::HoldsAgain));
+        assert_eq!(after(&mut accuracy, 40, 0, 0, 800), []);
+        assert_eq!(after(&mut accuracy, 8, 800, 800, 320), [Knowledge::Degraded]);
+        assert_eq!(accuracy.fetched(), None);
+        assert_eq!(accuracy.knowledge(), Knowledge::Degraded);
     }
 
     #[test]

@@ -445,6 +445,30 @@ fn stores_that_cannot_be_linked_are_counted() {
     assert_eq!(found, chain);
 }
 
+/// LMCache publishes its chunks, of 256 tokens by default, among the events of the engine.
+#[test]
+fn blocks_of_another_size_below_the_gpu_are_passed_over_and_so_are_their_removals() {
+    let chunk =
+        store(json!({"block_hashes": [7], "token_ids": [10, 11, 12, 13], "block_size": 4, "medium": "CPU"}));
+    let batch = read(json!([
+        chunk,
+        store(json!({})),
+        store(json!({"medium": "CPU"})),
+        ["BlockRemoved", [7], "CPU"],
+        ["BlockRemoved", [7, 1], "CPU"],
+        ["BlockRemoved", [9], "GPU"],
+    ]))
+    .expect("a batch");
+    assert_eq!(batch.block_tokens(), Some(2), "that of blocks on the GPU");
+    let mut events = Vec::new();
+    let held = seed(None, None).next(None, ContentHash::of(b"held"));
+    let known = |name| (name == EngineHash(1)).then_some(held);
+    let linked = Linker::default().link(&batch, 2, seed, known, |event| events.push(event.clone()));
+    assert_eq!((linked.other_tiers, linked.other_block_size, linked.blocks), (2, None, 2));
+    let removed = |name, tier| KvEvent::Removed { blocks: vec![EngineHash(name)], tier };
+    assert_eq!(events[2..], [removed(1, Tier::Cpu), removed(9, Tier::Gpu)]);
+}
+
 // === laws ===
 
 prop_compose! {

@@ -384,7 +384,7 @@ impl Executor {
         let ignored = &batch.ignored;
         let passed_over = [ignored.unknown_events, ignored.other_groups, ignored.lookahead, ignored.not_ids];
         events.ignored += passed_over.iter().map(|&count| u64::from(count)).sum::<u64>();
-        events.ignored += u64::from(linked.other_groups);
+        events.ignored += u64::from(linked.other_groups) + u64::from(linked.other_tiers);
         events.orphaned += u64::from(linked.unknown_parent_blocks);
         let lag_s = unix_time() - batch.ts;
         {

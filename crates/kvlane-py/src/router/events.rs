@@ -143,7 +143,7 @@ impl Router {
         let ignored = batch.ignored;
         applied.ignored = [ignored.unknown_events, ignored.other_groups, ignored.lookahead, ignored.not_ids]
             .into_iter()
-            .fold(linked.other_groups, u32::saturating_add);
+            .fold(linked.other_groups.saturating_add(linked.other_tiers), u32::saturating_add);
         applied.unknown = applied.unknown.saturating_add(linked.unknown_parent_blocks);
         batch.clear();
         match linked.other_block_size {

@@ -97,6 +97,9 @@ pub struct Linked {
     pub unknown_parent_blocks: u32,
     /// Removals of layer groups without full attention.
     pub other_groups: u32,
+    /// Stores below the GPU that were passed over because their block size differs from the expected one, and removals
+    /// of such blocks: a store of blocks has a size of its own, as LMCache has chunks of 256 tokens by default.
+    pub other_tiers: u32,
     /// The block size of stores that were skipped because it differs from the expected one.
     pub other_block_size: Option<u32>,
     /// Blocks skipped because of that.
@@ -107,6 +110,8 @@ pub struct Linked {
 #[derive(Clone, Debug, Default)]
 pub struct Linker {
     groups_aside: u64,
+    /// Stores below the GPU have been passed over for their block size, and will be removed.
+    tier_aside: bool,
     /// Reused memory for the events.
     stored: Vec<StoredBlock>,
     names: Vec<EngineHash>,
@@ -147,10 +152,10 @@ impl Batch {
         stored.salt.clone().and_then(|range| self.text.get(indices(range)))
     }
 
-    /// The block size of its first store, in tokens, from which a pool learns it.
+    /// The block size of its first store on the GPU, in tokens, from which a pool learns it.
     pub fn block_tokens(&self) -> Option<u32> {
         self.events.iter().find_map(|event| match event {
-            Event::Stored(stored) => Some(stored.block_tokens),
+            Event::Stored(stored) if stored.tier == Tier::Gpu => Some(stored.block_tokens),
             _ => None,
         })
     }
@@ -177,6 +182,11 @@ impl Linker {
             let event = match event {
                 Event::Stored(stored) => {
                     let count = stored.blocks.end - stored.blocks.start;
+                    if stored.block_tokens != block_tokens && stored.tier != Tier::Gpu {
+                        self.tier_aside = true;
+                        linked.other_tiers += 1;
+                        continue;
+                    }
                     if stored.block_tokens != block_tokens {
                         linked.other_block_size = Some(stored.block_tokens);
                         linked.other_size_blocks = linked.other_size_blocks.saturating_add(count);
@@ -213,7 +223,16 @@ impl Linker {
                     continue;
                 }
                 Event::Removed { names, tier, .. } => {
-                    KvEvent::Removed { blocks: self.names_of(batch, names), tier: *tier }
+                    let mut blocks = self.names_of(batch, names);
+                    if self.tier_aside && *tier != Tier::Gpu {
+                        blocks.retain(|&name| hash_of(name).is_some());
+                        if blocks.is_empty() {
+                            linked.other_tiers += 1;
+                            self.names = blocks;
+                            continue;
+                        }
+                    }
+                    KvEvent::Removed { blocks, tier: *tier }
                 }
                 Event::Cleared => KvEvent::Cleared,
             };
