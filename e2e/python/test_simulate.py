@@ -46,6 +46,8 @@ class SameBytes(WithDirectory):
         flags = ["--workload", "chat", "--preset", "llama-3.1-8b@h100", "--policy", "least_load"]
         self.check(fleet | {"load": [0.5, 2]}, *flags, "--load", "0.5,2")
         self.check(fleet | {"concurrency": 3}, *flags, "--concurrency", 3)
+        start = {"concurrency": 3, "warm_up": 2, "stagger_s": 0, "length_spread": 0.5}
+        self.check(fleet | start, *flags, "--concurrency", 3, "--warm-up", 2, "--stagger-s", 0, "--length-spread", 0.5)
         self.check(fleet | {"rate": (2, 5)}, *flags, "--rate", "2x5")
 
     def test_a_trace_that_comes_with_kvlane(self):
@@ -160,6 +162,8 @@ class Errors(WithDirectory):
             ({"workload": "chat", "trace": "x"}, "trace and workload exclude each other"),
             ({"workload": "chat", "load": 1, "concurrency": 2}, "load, rate and concurrency exclude each other"),
             ({"workload": "chat", "load": float("nan")}, "load"),
+            ({"workload": "chat", "stagger_s": 1}, "stagger_s needs concurrency"),
+            ({"workload": "chat", "concurrency": 2, "length_spread": 1}, "length_spread at least 0 and below 1"),
             ({"workload": "chat", "engines": 0}, "engines must be between 1 and 65535"),
             ({"workload": "chat", "preset": "llama@abacus"}, "names an unknown model or GPU"),
             ({"workload": "chat", "seeds": 0}, "seeds 0: must be at least 1"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Error, bail, ensure};
 use kvlane_lab::catalogue;
 use kvlane_lab::scenario::{
-    self, Aside, CacheKnowledge, Group, Plain, Row, Scenario, Stage, show, wall_clock,
+    self, Aside, CacheKnowledge, ClosedStart, Group, Plain, Row, Scenario, Stage, show, wall_clock,
 };
 use kvlane_wire::yaml;
 use pyo3::exceptions::PyTypeError;
@@ -48,6 +48,9 @@ pub(crate) struct Settings {
     load: Option<Vec<f64>>,
     rate: Option<Vec<(f64, f64)>>,
     concurrency: Option<Vec<u32>>,
+    warm_up: Option<u32>,
+    stagger_s: Option<f64>,
+    length_spread: Option<f64>,
     cache_knowledge: Option<String>,
     seeds: Option<u32>,
     first_seed: Option<u32>,
@@ -117,6 +120,15 @@ impl Settings {
             Some("exact") => CacheKnowledge::Exact,
             Some(other) => bail!("cache_knowledge {other}: must be approximate or exact"),
         };
+        let of_clients = [
+            ("warm_up", self.warm_up.is_some()),
+            ("stagger_s", self.stagger_s.is_some()),
+            ("length_spread", self.length_spread.is_some()),
+        ];
+        if let (None, Some((name, _))) = (&self.concurrency, of_clients.iter().find(|(_, given)| *given)) {
+            bail!("{name} needs concurrency: it is of closed-loop clients");
+        }
+        let usual = ClosedStart::default();
         let policies = || Plain::POLICIES.iter().map(|name| (*name).to_owned()).collect();
         let stage = |&(rate, seconds): &(f64, f64)| Stage { rate, seconds };
         let plain = Plain {
@@ -136,6 +148,11 @@ impl Settings {
             load: self.load.clone().unwrap_or_default(),
             rate: self.rate.iter().flatten().map(stage).collect(),
             concurrency: self.concurrency.clone().unwrap_or_default(),
+            closed: ClosedStart {
+                warm_up: self.warm_up.unwrap_or(usual.warm_up),
+                stagger_s: self.stagger_s.unwrap_or(usual.stagger_s),
+                length_spread: self.length_spread.unwrap_or(usual.length_spread),
+            },
             policies: self.policy.clone().unwrap_or_else(policies),
             cache_knowledge,
             ..Plain::default()

@@ -22,7 +22,7 @@ AnyRecords = Records | AnyPath
 
 ONLY_PLAIN = (
     "trace", "workload", "policy", "engines", "preset", "model", "gpu", "tp", "timing", "kv_dtype", "block_tokens", "load",
-    "rate", "concurrency", "cache_knowledge",
+    "rate", "concurrency", "warm_up", "stagger_s", "length_spread", "cache_knowledge",
 )  # fmt: skip
 """Settings that a scenario has in itself."""
 
@@ -45,6 +45,9 @@ class Settings(TypedDict, total=False):
     load: float | Sequence[float] | None
     rate: tuple[float, float] | Sequence[tuple[float, float]] | None
     concurrency: int | Sequence[int] | None
+    warm_up: int | None
+    stagger_s: float | None
+    length_spread: float | None
     cache_knowledge: Literal["approximate", "exact"] | None
     seeds: int | None
     first_seed: int | None
@@ -71,6 +74,9 @@ def simulate(
     load: float | Sequence[float] | None = None,
     rate: tuple[float, float] | Sequence[tuple[float, float]] | None = None,
     concurrency: int | Sequence[int] | None = None,
+    warm_up: int | None = None,
+    stagger_s: float | None = None,
+    length_spread: float | None = None,
     cache_knowledge: Literal["approximate", "exact"] | None = None,
     seeds: int | None = None,
     first_seed: int | None = None,
@@ -87,6 +93,8 @@ def simulate(
     policy: the policies to compare.
     engines, preset, model, gpu, tp, timing, kv_dtype, block_tokens: the fleet.
     load, rate, concurrency: factors on the trace's rate; (conversations per second, seconds); closed-loop clients.
+    warm_up, stagger_s, length_spread: with concurrency: conversations of each client before those that count (1); seconds within
+    which clients begin (5); by which share answers are longer or shorter (0).
     cache_knowledge: `approximate` (the router's own dispatches) or `exact` (the engines' KV events).
     seeds, first_seed: runs of each, under consecutive seeds. The same seeds give the same bytes.
     jobs: threads; one for each core unless given.

@@ -73,7 +73,7 @@ pub(crate) struct SimulateArgs {
     /// Conversations per second x seconds, as in `5x60,10x60`, instead of the workload's own times.
     #[arg(long, value_delimiter = ',', value_parser = stage, value_name = "RATExSECONDS", conflicts_with = "concurrency")]
     rate: Vec<Stage>,
-    /// Numbers of closed-loop clients, separated by commas; each has ten conversations.
+    /// Numbers of closed-loop clients, separated by commas; each has ten conversations that count, after those of --warm-up.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     concurrency: Vec<u32>,
     /// With --concurrency: conversations of each client before those that count [default: 1].
