@@ -1,5 +1,7 @@
 //! `docs/simulator-constants.md` is as its example writes it, and its constants are what it says.
 
+#[path = "../examples/constants/offline.rs"]
+mod offline;
 #[path = "../examples/constants/steps.rs"]
 mod steps;
 #[path = "../examples/constants/table.rs"]
@@ -7,6 +9,7 @@ mod table;
 
 use kvlane_core::timing::TimingModel;
 use kvlane_lab::measured::{MEMORY_SHARE, Measured};
+use offline::offline_tables;
 use steps::steps_tables;
 use table::{CONSTANTS, RESERVED_GIB, change, fit_of, table};
 
@@ -15,7 +18,8 @@ const PAGE: &str = include_str!("../../../docs/simulator-constants.md");
 
 #[test]
 fn the_page_of_constants_is_as_rendered() {
-    for (name, rendered) in [("constants", table()), ("steps", steps_tables())] {
+    for (name, rendered) in [("constants", table()), ("steps", steps_tables()), ("offline", offline_tables())]
+    {
         let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
         let from = PAGE.find(&begin).expect("the mark") + begin.len();
         let to = PAGE.find(&end).expect("the mark");

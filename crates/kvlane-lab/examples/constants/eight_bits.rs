@@ -7,6 +7,7 @@ use std::path::Path;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_lab::catalogue;
 use kvlane_lab::measured::Measured;
+use kvlane_lab::measured::offline::{Offline, OfflineColumn, OfflineTable};
 use kvlane_lab::measured::steps::{Regime, Steps};
 use kvlane_lab::scenario::{Aside, Cell, Scenario, run};
 use serde::Deserialize;
@@ -75,6 +76,12 @@ pub(crate) fn eight_bits() -> Result<String, Box<dyn Error>> {
             line(&mut text, &name, true, &|share| Ok(summary(&nim(scenario, figure, share)?)))?;
         }
     }
+    for table in Offline::tables().tables.iter().filter(|table| table.name == "trtllm-dense") {
+        for column in &table.columns {
+            let name = format!("`{}`, offline: output, rows that are not held out", column.engine);
+            line(&mut text, &name, true, &|share| Ok(summary(&offline(table, column, share))))?;
+        }
+    }
     _ = writeln!(text, "\nClosed loops of Qwen3-8B: {}.", loops.source);
     Ok(text)
 }
@@ -129,6 +136,17 @@ fn decode(share: Option<f64>) -> Vec<f64> {
             100.0 * (modelled / row.measured - 1.0)
         })
         .collect()
+}
+
+/// Errors of the rows that are not held out.
+fn offline(table: &OfflineTable, column: &OfflineColumn, share: Option<f64>) -> Vec<f64> {
+    let measured = Measured::table();
+    let open = column.rows.iter().enumerate().filter(|(row, _)| !OfflineColumn::is_held_out(*row));
+    open.map(|(_, &row)| {
+        let modelled = table.modelled_by(&measured, column, row, |timing| set(timing, share));
+        100.0 * (modelled / row.3 - 1.0)
+    })
+    .collect()
 }
 
 /// Errors of a table of NVIDIA over its loads.

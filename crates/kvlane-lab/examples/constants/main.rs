@@ -1,10 +1,11 @@
 //! Writes `docs/simulator-constants.md`: the fitted constants of the engine model, and the published figures without each.
 //!
-//! `cargo run --release -p kvlane-lab --example constants` writes the parts that take no time; `-- --loops` also the part of closed
+//! `cargo run --release -p kvlane-lab --example constants` writes the parts that take seconds; `-- --loops` also the part of closed
 //! loops, which takes a minute, and `-- --fleets` the part of whole fleets, which takes some minutes. Nothing else in the page is
 //! touched.
 
 mod eight_bits;
+mod offline;
 mod steps;
 mod table;
 
@@ -16,6 +17,7 @@ use eight_bits::eight_bits;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_lab::catalogue;
 use kvlane_lab::scenario::{Aside, Cell, Row, Scenario, run};
+use offline::offline_tables;
 use steps::steps_tables;
 use table::{CONSTANTS, table};
 
@@ -25,6 +27,7 @@ const PAGE: &str = "docs/simulator-constants.md";
 const CONSTANTS_MARKS: [&str; 2] = ["<!-- constants -->\n", "<!-- end of constants -->"];
 const STEPS_MARKS: [&str; 2] = ["<!-- steps -->\n", "<!-- end of steps -->"];
 const EIGHT_BITS_MARKS: [&str; 2] = ["<!-- eight bits -->\n", "<!-- end of eight bits -->"];
+const OFFLINE_MARKS: [&str; 2] = ["<!-- offline -->\n", "<!-- end of offline -->"];
 const FLEETS_MARKS: [&str; 2] = ["<!-- fleets -->\n", "<!-- end of fleets -->"];
 
 /// A change of a scenario.
@@ -103,6 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut text = std::fs::read_to_string(&page)?;
     replace(&mut text, CONSTANTS_MARKS, &table())?;
     replace(&mut text, STEPS_MARKS, &steps_tables())?;
+    replace(&mut text, OFFLINE_MARKS, &offline_tables())?;
     let asked = |flag: &str| std::env::args().any(|argument| argument == flag);
     if asked("--loops") {
         replace(&mut text, EIGHT_BITS_MARKS, &eight_bits()?)?;

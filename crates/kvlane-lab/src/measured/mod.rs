@@ -8,6 +8,7 @@ use kvlane_core::timing::{Dtype, Hardware, Host, ModelShape, StepShape, TimingMo
 use serde::Deserialize;
 use serde_json::Value;
 
+pub mod offline;
 pub mod steps;
 
 /// Most prompt tokens per step, in all measurements.
