@@ -10,13 +10,14 @@ use super::Scheduler;
 use super::availability::{Availability, accepts, availability_of};
 use crate::cache_accuracy::Prediction;
 use crate::columns::{Columns, Fleet};
+use crate::decision::ROWS_MAX;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::policy::{Candidate, PickContext, Reason};
 use crate::request::{SchedulingRequest, Slo};
 use crate::time::Nanos;
 
-/// Most endpoints whose rows are all built.
-pub(super) const SCANNED_MAX: usize = 256;
+/// Most endpoints whose rows are all built: as many as a receipt shows.
+pub(super) const SCANNED_MAX: usize = ROWS_MAX;
 /// Most holders of a prompt whose rows are all built. More are priced in the columns with the others.
 const HOLDERS_MAX: usize = 64;
 
