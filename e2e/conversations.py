@@ -18,6 +18,8 @@ class Asked:
         self.worker, self.overlap, self.knowledge = (decision[key] for key in ("worker", "overlap_tokens", "knowledge"))
         (picked,) = (row for row in decision["candidates"] if row["worker"] == self.worker)
         self.predicted = picked["predicted"]["exact"]
+        # Of these the tokens that its server holds below the GPU alone.
+        self.lower = picked["lower_tokens"]
         self.cached = cached(self.usage)
 
     def is_right(self):

@@ -72,9 +72,9 @@ class HostMemory(Predicting):
         self.assertEqual({one.cached for one in new}, {0})
         self.assertEqual([one.cached for one in again], [full_pages(one.usage["prompt_tokens"]) for one in again])
         # Each prompt has driven out of the cache the one that is asked for next.
-        below = [lower(one) for one in again]
+        below = [one.lower for one in again]
         self.assertGreater(sum(below), sum(one.cached for one in again) // 2, below)
-        self.assertEqual({lower(one) for one in new}, {0})
+        self.assertEqual({one.lower for one in new}, {0})
         self.check_trusted(gateway, new + again)
 
     def test_what_is_evicted_from_host_memory_too_is_not_predicted(self):
@@ -89,12 +89,6 @@ class HostMemory(Predicting):
         self.assertEqual([one.worker for one in again], [one.worker for one in new])
         self.assertEqual([one.cached for one in again], [full_pages(one.usage["prompt_tokens"]) for one in again])
         self.check_trusted(gateway, new + again)
-
-
-def lower(one):
-    """Of the tokens that its server was predicted to hold, those in host memory alone."""
-    (picked,) = (row for row in one.decision["candidates"] if row["worker"] == one.worker)
-    return picked["lower_tokens"]
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Known(WithStore):
         self.report("from the store", again)
         self.check_fetched(again)
         self.check_right(new + again, RIGHT_MIN)
-        self.assertGreater(sum(lower(one) for one in again), sum(one.cached for one in again) // 2)
+        self.assertGreater(sum(one.lower for one in again), sum(one.cached for one in again) // 2)
         self.assertGreater(self.fetched() - before, sum(one.cached for one in again) // 2)
         self.assertEqual({one.knowledge for one in new + again}, {"exact"})
 
@@ -173,12 +173,6 @@ def remove_segments():
     for segment in Path("/dev/shm").glob("lmcache_kv_*"):
         if not Path("/proc", segment.name.split("_")[2]).exists():
             segment.unlink()
-
-
-def lower(one):
-    """Of the tokens that its server was predicted to hold, those in the store alone."""
-    (picked,) = (row for row in one.decision["candidates"] if row["worker"] == one.worker)
-    return picked["lower_tokens"]
 
 
 def counted(gateway, name):

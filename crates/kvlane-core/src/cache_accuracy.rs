@@ -85,6 +85,8 @@ pub enum Cause {
     Wrong,
     /// Predictions hold again.
     HoldsAgain,
+    /// Its engine fetches from a store, which was not known when earlier answers were judged.
+    Fetches,
     /// The endpoint restarted: its cache is empty, and earlier errors may no longer apply.
     StartedAgain,
 }
@@ -99,6 +101,7 @@ impl Cause {
             Self::Feed(Feed::Live) => "KV event feed is complete",
             Self::Wrong => "reported prefix reuse differed too often from predictions",
             Self::HoldsAgain => "predictions are accurate again",
+            Self::Fetches => "endpoint fetches from a store, so earlier answers no longer count",
             Self::StartedAgain => "endpoint restarted",
         }
     }
@@ -316,7 +319,7 @@ impl CacheAccuracy {
         }
         let from = self.knowledge();
         (self.fetches, self.exact, self.approximate) = (true, Record::default(), Record::default());
-        self.change(from, Cause::HoldsAgain)
+        self.change(from, Cause::Fetches)
     }
 
     /// The endpoint restarted: resets all judgements.
@@ -562,7 +565,7 @@ mod tests {
         let mut accuracy = live();
         assert_eq!(after(&mut accuracy, 8, 0, 0, 800), [Knowledge::Degraded]);
         let change = accuracy.fetched().expect("a change");
-        assert_eq!((change.to, change.cause), (Knowledge::Exact, Cause::HoldsAgain));
+        assert_eq!((change.to, change.cause), (Knowledge::Exact, Cause::Fetches));
         assert_eq!(after(&mut accuracy, 40, 0, 0, 800), []);
         assert_eq!(after(&mut accuracy, 8, 800, 800, 320), [Knowledge::Degraded]);
         assert_eq!(accuracy.fetched(), None);

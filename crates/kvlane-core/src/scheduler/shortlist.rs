@@ -4,7 +4,8 @@
 //! ([`shortlist`](crate::policy::Policy::shortlist)), and only their rows are built. The pick among them is the pick among all rows, within the
 //! bound that the policy states. Where that is not possible, all rows are built: below [`SCANNED_MAX`] endpoints, where
 //! that takes no longer; for a policy without a shortlist; for a request with latency objectives or an adapter; while requests with an
-//! objective for their TPOT are in flight; where endpoints have parts in disaggregated serving; beside a shadow policy; and where no endpoint accepts the request.
+//! objective for their TPOT are in flight; where endpoints have parts in disaggregated serving; beside a shadow policy; and where no
+//! endpoint accepts the request.
 
 use super::Scheduler;
 use super::availability::{Availability, accepts, availability_of};

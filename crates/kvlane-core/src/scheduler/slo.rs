@@ -72,18 +72,17 @@ impl Scheduler {
                 pool.get(row.endpoint).map_or(0, |endpoint| endpoint.tpots.between(before_ms, with_ms));
             (i64::from(is_met) - i64::from(missed), is_met)
         };
-        let soonest_s = self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
         let Some(most) = self.rows.iter().map(more_met).max() else { return SloFit::Met };
-        self.rows.retain(|row| more_met(row) == most);
         let (_, is_met) = most;
-        if is_met || !has_objectives {
-            return SloFit::Met;
+        let is_best_effort = has_objectives && !is_met;
+        if is_best_effort && request.is_refused_if_late() {
+            let soonest_s =
+                self.rows.iter().map(|row| row.first_token_s(request)).fold(f64::INFINITY, f64::min);
+            let late_s = left_s.map_or(0.0, |left_s| soonest_s - left_s);
+            return SloFit::Refused { late: Nanos::from_secs_f64(late_s) };
         }
-        if !request.is_refused_if_late() {
-            return SloFit::BestEffort;
-        }
-        let late_s = left_s.map_or(0.0, |left_s| soonest_s - left_s);
-        SloFit::Refused { late: Nanos::from_secs_f64(late_s) }
+        self.rows.retain(|row| more_met(row) == most);
+        if is_best_effort { SloFit::BestEffort } else { SloFit::Met }
     }
 }
 
@@ -193,7 +192,7 @@ mod tests {
                 "not beside the one with a target"
             );
         }
-        // One that should meet its own nowhere without taking as many from others goes where it takes none.
+        // Only the second of these would push both others over their target.
         assert_eq!(slot(&arrive(&mut world, 4, 100, slo, 0)), Some(0), "both meet it");
         assert_eq!(
             slot(&arrive(&mut world, 5, tokens, slo, 0)),

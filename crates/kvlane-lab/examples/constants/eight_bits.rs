@@ -11,6 +11,8 @@ use kvlane_lab::measured::offline::{Offline, OfflineColumn, OfflineTable};
 use kvlane_lab::measured::steps::{Regime, Steps};
 use kvlane_lab::scenario::{Aside, Cell, Scenario, run};
 use serde::Deserialize;
+
+use crate::offline::summary;
 use serde_json::json;
 
 /// Values of the arithmetic's efficiency that are compared.
@@ -50,16 +52,20 @@ pub(crate) fn eight_bits() -> Result<String, Box<dyn Error>> {
     text.push('\n');
     for regime in [Regime::ColdPrompt, Regime::CachedPrompt, Regime::Mixed] {
         let name = format!("steps in 8 bits, {}", regime.name());
-        line(&mut text, &name, true, &|share| Ok(summary(&steps(regime, share))))?;
+        line(&mut text, &name, true, &|share| Ok(summary(&steps(regime, share), 1)))?;
     }
-    line(&mut text, "steps of Qwen3-8B in 8 bits in `decode`", true, &|share| Ok(summary(&decode(share))))?;
+    line(&mut text, "steps of Qwen3-8B in 8 bits in `decode`", true, &|share| {
+        Ok(summary(&decode(share), 1))
+    })?;
     let loops: ClosedLoops = serde_json::from_str(include_str!("../../data/closed-loops.json"))?;
     for engine in ["qwen3-8b@h100", "qwen3-8b:fp8@h100"] {
         let eight_bits = engine.contains(":fp8");
         for closed in loops.loops.iter().filter(|closed| closed.engine == engine) {
             let ClosedLoop { input_tokens, output_tokens, .. } = closed;
             let name = format!("`{engine}`, {input_tokens} + {output_tokens} tokens: requests/s");
-            line(&mut text, &name, eight_bits, &|share| Ok(summary(&closed.errors(&loops.clients, share)?)))?;
+            line(&mut text, &name, eight_bits, &|share| {
+                Ok(summary(&closed.errors(&loops.clients, share)?, 1))
+            })?;
         }
         let name = format!("`{engine}`, all of these");
         line(&mut text, &name, eight_bits, &|share| {
@@ -67,19 +73,19 @@ pub(crate) fn eight_bits() -> Result<String, Box<dyn Error>> {
             for closed in loops.loops.iter().filter(|closed| closed.engine == engine) {
                 errors.extend(closed.errors(&loops.clients, share)?);
             }
-            Ok(summary(&errors))
+            Ok(summary(&errors, 1))
         })?;
     }
     for scenario in NIM {
         for (figure, name) in NIM_FIGURES {
             let name = format!("`{scenario}`: {name}");
-            line(&mut text, &name, true, &|share| Ok(summary(&nim(scenario, figure, share)?)))?;
+            line(&mut text, &name, true, &|share| Ok(summary(&nim(scenario, figure, share)?, 1)))?;
         }
     }
     for table in Offline::tables().tables.iter().filter(|table| table.name == "trtllm-dense") {
         for column in &table.columns {
             let name = format!("`{}`, offline: output, rows that are not held out", column.engine);
-            line(&mut text, &name, true, &|share| Ok(summary(&offline(table, column, share))))?;
+            line(&mut text, &name, true, &|share| Ok(summary(&offline(table, column, share), 1)))?;
         }
     }
     _ = writeln!(text, "\nClosed loops of Qwen3-8B: {}.", loops.source);
@@ -100,15 +106,6 @@ fn line(
     }
     text.push('\n');
     Ok(())
-}
-
-/// Mean error, and in brackets the mean of absolute errors and the largest.
-fn summary(errors: &[f64]) -> String {
-    let count = errors.len() as f64;
-    let mean = errors.iter().sum::<f64>() / count;
-    let absolute = errors.iter().map(|error| error.abs()).sum::<f64>() / count;
-    let largest = errors.iter().copied().fold(0.0_f64, |a, b| if b.abs() > a.abs() { b } else { a });
-    format!("{mean:+.1} % ({absolute:.1}; {largest:+.1})").replace('-', "−")
 }
 
 fn set(timing: &mut TimingModel, share: Option<f64>) {

@@ -21,7 +21,7 @@ pub(crate) fn offline_tables() -> String {
                 .collect();
             let half = |held_out: bool| {
                 let rows = (0..errors.len()).filter(|&row| OfflineColumn::is_held_out(row) == held_out);
-                summary(&rows.map(|row| errors[row]).collect::<Vec<f64>>())
+                summary(&rows.map(|row| errors[row]).collect::<Vec<f64>>(), 0)
             };
             let (name, engine, count) = (&table.name, &column.engine, errors.len());
             _ = writeln!(summaries, "| `{name}` | `{engine}` | {count} | {} | {} |", half(false), half(true));
@@ -36,13 +36,13 @@ pub(crate) fn offline_tables() -> String {
     )
 }
 
-/// Mean error, and in brackets the mean of absolute errors and the largest.
-fn summary(errors: &[f64]) -> String {
+/// Mean error, and in brackets the mean of absolute errors and the largest, with so many decimals.
+pub(crate) fn summary(errors: &[f64], decimals: usize) -> String {
     let count = errors.len() as f64;
     let mean = errors.iter().sum::<f64>() / count;
     let absolute = errors.iter().map(|error| error.abs()).sum::<f64>() / count;
     let largest = errors.iter().copied().fold(0.0_f64, |a, b| if b.abs() > a.abs() { b } else { a });
-    format!("{mean:+.0} % ({absolute:.0}; {largest:+.0})").replace('-', "−")
+    format!("{mean:+.decimals$} % ({absolute:.decimals$}; {largest:+.decimals$})").replace('-', "−")
 }
 
 fn figure(figure: Figure) -> &'static str {
